@@ -1,0 +1,127 @@
+"""The C++ engine, bound with pybind11. Everything here is thin: no weight and no hidden state passes through Python."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__version__: str
+cuda_built: bool
+
+class Error(Exception):
+    """Base of all typed errors. ``str(e)`` is one line; ``e.hint`` says what the user can do (may be empty)."""
+
+    hint: str
+
+class FuelError(Error): ...
+class PlanError(Error): ...
+class InputError(Error): ...
+class DeviceError(Error): ...
+
+class Row:
+    """One row of a step. ``embedding`` (float32 ``[H]``) stands in for ``token``."""
+
+    def __init__(
+        self,
+        token: int = -1,
+        stream: int = 0,
+        *,
+        position: int = -1,
+        wants_logits: bool = False,
+        checkpoint: bool = False,
+        prefill: bool = False,
+        embedding: npt.NDArray[np.float32] | None = None,
+    ) -> None: ...
+
+class SamplingParams:
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    def __init__(
+        self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
+    ) -> None: ...
+
+class CoreEngine:
+    def __init__(
+        self,
+        fuel_dir: str,
+        *,
+        backend: str = "auto",
+        threads: int = 0,
+        max_context: int = 0,
+        max_rows: int = 0,
+        max_streams: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load."""
+
+    def info(self) -> dict[str, Any]:
+        """The fields of EngineInfo (src/runtime/engine.h)."""
+
+    def open(self) -> int: ...
+    def close(self, stream: int) -> None: ...
+    def position(self, stream: int) -> int: ...
+    def fork(self, stream: int) -> int: ...
+    def step(self, rows: Sequence[Row]) -> tuple[npt.NDArray[np.float32], list[int]]:
+        """Runs a step. Returns logits ``[n, vocab]`` of the rows that wanted them (a copy) and their indices."""
+
+    def feed(
+        self, stream: int, ids: Sequence[int], *, logits: str = "last", chunk: int = 0
+    ) -> npt.NDArray[np.float32] | None:
+        """Feeds tokens in chunks of at most ``chunk`` (0: max_rows). ``logits``: "none", "last" (kept inside for
+        ``sample``; nothing is returned) or "all" (returns ``[len(ids), vocab]``). Signals are looked at between chunks."""
+
+    def score(self, stream: int, ids: Sequence[int], targets: Sequence[int], chunk: int = 0) -> tuple[
+        npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.int32]
+    ]:
+        """Feeds ``ids``; for each row the log-probability of ``targets[i]`` (float64), its rank (0 = best; ties count by
+        lowest id) and the arg-max token. Memory does not grow with ``len(ids)``."""
+
+    def sample(self, sampling: SamplingParams, counter: int, row: int = -1) -> int:
+        """Draws from a row of the last step's logits (index into its list of rows; -1: the last)."""
+
+    def decode(self, stream: int, token: int, sampling: SamplingParams) -> int:
+        """Feeds one token and draws the next; the counter is the position of the drawn token."""
+
+    def last_logits(self) -> npt.NDArray[np.float32]:
+        """The last step's logits ``[n, vocab]`` (a copy)."""
+
+    def commit(self, stream: int, rows: int) -> None: ...
+    def snapshot(self, stream: int, name: str) -> None: ...
+    def restore(self, name: str) -> int: ...
+    def drop_snapshot(self, name: str) -> None: ...
+    def snapshots(self) -> list[str]: ...
+    def save_snapshot(self, name: str, file: str) -> None: ...
+    def load_snapshot(self, name: str, file: str) -> None: ...
+    def truncate(self, stream: int, position: int) -> None: ...
+    def state(self, stream: int, name: str) -> npt.NDArray[np.float32]: ...
+    def stats(self) -> dict[str, int]: ...
+    def set_profile(self, on: bool) -> None: ...
+    def profile(self) -> list[tuple[str, float, bool]]:
+        """(stage, ms, of_which) of the steps since set_profile(True)."""
+
+    def set_diagnostics(self, on: bool) -> None: ...
+    def diagnostics(self) -> list[tuple[float, float]]:
+        """(RMS of the stream mean, router entropy in nats or -1) of each layer."""
+
+    def set_record(self, on: bool) -> None: ...
+    def record(self) -> dict[str, list[npt.NDArray[Any]]]: ...
+    def unload(self) -> None:
+        """Frees everything; the object can only be deleted after this."""
+
+def read_headers(dir: str) -> list[dict[str, Any]]:
+    """Checked safetensors headers of a checkpoint directory, one dict a file: ``file, bytes, sparse, tensors`` with
+    tensors as ``(name, dtype, shape, offset, bytes)`` in file order. Reads no weights."""
+
+def read_config(dir: str) -> dict[str, Any]:
+    """The fields of glm5::Config after all defaults are applied."""
+
+def read_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> float:
+    """This machine's streaming read rate in GB/s (10^9 bytes): the threads sum a buffer far larger than the caches."""
+
+def memory_available() -> tuple[int, str]: ...
+def cpu_isa() -> str: ...
+def cpus() -> int: ...

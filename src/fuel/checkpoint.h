@@ -1,0 +1,45 @@
+// A checkpoint directory: one file, shards with an index, or shards without one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fuel/safetensors.h"
+
+namespace rocket {
+
+class Checkpoint {
+ public:
+  // Takes model.safetensors.index.json if present (every shard it names must be there and every tensor must lie where it says), else
+  // all *.safetensors of the directory. Throws FuelError: no directory, no shards, a shard missing, truncated, a Git
+  // LFS pointer, empty, or with a header that lies; a tensor in two shards.
+  explicit Checkpoint(const std::string& dir, bool map = true);
+
+  struct Entry {
+    const SafetensorsFile* file;
+    const TensorInfo* info;
+    const uint8_t* data() const { return file->data(*info); }
+  };
+
+  const Entry* find(const std::string& name) const;  // null if absent
+  // Throws FuelError with the expected shape if absent, and with expected and found if the shape differs.
+  const Entry& get(const std::string& name, const std::vector<int64_t>& shape) const;
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
+  const std::string& dir() const { return dir_; }
+  size_t size() const { return entries_.size(); }
+
+  // Reads small tensors as float32 (F32, BF16, F16 or F64 on disk). [] and [1] are the same; so are [C, 1, K] and [C, K].
+  std::vector<float> read_f32(const Entry& entry) const;
+
+  // Copies a tensor's bytes with pread, so that its pages never count as mapped; throws FuelError on a short read.
+  void read_bytes(const Entry& entry, void* out) const;
+
+ private:
+  std::string dir_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::unordered_map<std::string, Entry> entries_;
+};
+
+}  // namespace rocket

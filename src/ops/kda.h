@@ -1,0 +1,83 @@
+// KDA (Kimi delta attention): a linear attention with a matrix state for each head and a decay for each key channel.
+//
+// kda_conv: depthwise causal convolution over `taps` rows, then SiLU, for q, k, v side by side (channel c of C).
+//   u = [tail rows of the stream; rows of this step]                  raw inputs, before the convolution
+//   y[t][c] = silu(sum_j weight[j][c] * u[t - (taps-1) + j][c])         j = taps-1 is the row itself
+//   the tail keeps the last taps-1 raw rows, oldest first.
+// kda_gates: log-decay of each key channel, write strength of each head, with a = exp(A_log[h]):
+//   bounded:   g = lower_bound * sigmoid(a * (f + dt_bias))             a factor, not a clamp
+//   unbounded: g = -a * softplus(f + dt_bias)                           softplus(x) = x above 20
+//   beta = sigmoid(b)
+// kda_recurrence, for each head, rows of a stream in order (state S is [Dk, Dv]):
+//   q = l2norm(q) * Dk^-1/2, k = l2norm(k)                              l2norm(x) = x / sqrt(sum x^2 + 1e-6)
+//   S *= exp(g) along Dk;  d = beta * (v - S^T k);  S += k d^T;  o = S^T q
+// gated_norm: y = o * rsqrt(mean(o^2) + eps) * w * sigmoid(gate)         over each head's Dv
+#pragma once
+
+#include "ops/rows.h"
+
+namespace rocket {
+
+// State of one stream for one layer, and where to leave copies of it after certain rows.
+// `checkpoint` is indexed by row of the step; null entries (or a null array) mean none.
+struct KdaConvParams {
+  const float* x = nullptr;              // [rows, C] raw projections, rows ldx apart
+  int64_t ldx = 0;
+  const float* weight = nullptr;         // [taps, C]
+  int32_t channels = 0;                  // C
+  int32_t taps = 4;                      // 2 … 8
+  const Segment* segment = nullptr;      // [segments], covers every row once
+  int32_t segments = 0;
+  float* const* tail = nullptr;          // [segments] -> [taps-1, C], in/out
+  float* const* checkpoint = nullptr;    // [rows] -> [taps-1, C] out; may be null
+  float* y = nullptr;                    // out [rows, C], rows ldy apart
+  int64_t ldy = 0;
+};
+
+struct KdaGatesParams {
+  const float* f = nullptr;        // [rows, heads*Dk], output of f_b
+  const float* b = nullptr;        // [rows, heads], output of b_proj
+  const float* dt_bias = nullptr;  // [heads*Dk]
+  const float* a_log = nullptr;    // [heads]
+  bool bounded = true;
+  float lower_bound = -5.0f;
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;            // Dk
+  float* g = nullptr;              // out [rows, heads*Dk], may be f itself
+  float* beta = nullptr;           // out [rows, heads], may be b itself
+};
+
+struct KdaRecurrenceParams {
+  const float* q = nullptr;  // [rows, heads*D], rows ldqkv apart; raw, the op normalises
+  const float* k = nullptr;
+  const float* v = nullptr;
+  int64_t ldqkv = 0;
+  const float* g = nullptr;     // [rows, heads*D]
+  const float* beta = nullptr;  // [rows, heads]
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;               // D = Dk = Dv, a multiple of 8, at most 256
+  const Segment* segment = nullptr;   // [segments]
+  int32_t segments = 0;
+  float* const* state = nullptr;       // [segments] -> [heads, Dk, Dv], in/out
+  float* const* checkpoint = nullptr;  // [rows] -> [heads, Dk, Dv] out; may be null
+  float* o = nullptr;                  // out [rows, heads*D]
+};
+// Scratch of kda_recurrence: the normalised q, k and exp(g).
+inline int64_t kda_recurrence_scratch_floats(int64_t rows, int64_t heads, int64_t head_dim) {
+  return 3 * (rows * heads * head_dim + 64);
+}
+
+struct GatedNormParams {
+  const float* o = nullptr;       // [rows, heads*D]
+  const float* gate = nullptr;    // [rows, heads*D], output of g_b
+  const float* weight = nullptr;  // [D]
+  float eps = 1e-5f;
+  int32_t rows = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;
+  float* y = nullptr;             // out [rows, heads*D], may be o itself
+};
+
+}  // namespace rocket
