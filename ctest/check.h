@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "base/dtype.h"
 #include "base/thread_pool.h"
 #include "ops/table.h"
 

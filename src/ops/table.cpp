@@ -28,23 +28,17 @@ struct Set {
   void (*fill)(OpTable&);
 };
 
-bool has_avx512() {
 #ifdef ROCKET_X86
+bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl");
-#else
-  return false;
-#endif
 }
 
 bool has_avx2() {
-#ifdef ROCKET_X86
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-#else
-  return false;
-#endif
 }
+#endif
 
 const Set* sets(int& count) {
   static const Set all[] = {
