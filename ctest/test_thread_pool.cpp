@@ -22,8 +22,8 @@ int main() {
     }
     bool thrown = false;
     try {
-      pool.loop(100, 1, [&](int64_t begin, int64_t, int) {
-        if (begin > 3) throw std::runtime_error("boom");
+      pool.loop(100, 1, [&](int64_t, int64_t end, int) {
+        if (end > 50) throw std::runtime_error("boom");
       });
     } catch (const std::runtime_error&) {
       thrown = true;
