@@ -74,9 +74,9 @@ class CoreEngine:
         """Feeds tokens in chunks of at most ``chunk`` (0: max_rows). ``logits``: "none", "last" (kept inside for
         ``sample``; nothing is returned) or "all" (returns ``[len(ids), vocab]``). Signals are looked at between chunks."""
 
-    def score(self, stream: int, ids: Sequence[int], targets: Sequence[int], chunk: int = 0) -> tuple[
-        npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.int32]
-    ]:
+    def score(
+        self, stream: int, ids: Sequence[int], targets: Sequence[int], chunk: int = 0
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Feeds ``ids``; for each row the log-probability of ``targets[i]`` (float64), its rank (0 = best; ties count by
         lowest id) and the arg-max token. Memory does not grow with ``len(ids)``."""
 
