@@ -64,9 +64,9 @@ struct KdaRecurrenceParams {
   float* const* checkpoint = nullptr;  // [rows] -> [heads, Dk, Dv] out; may be null
   float* o = nullptr;                  // out [rows, heads*D]
 };
-// Scratch of kda_recurrence: the normalised q, k and exp(g).
+// Scratch of kda_recurrence: the normalised q, k and exp(g), and the product of q and k.
 inline int64_t kda_recurrence_scratch_floats(int64_t rows, int64_t heads, int64_t head_dim) {
-  return 3 * (rows * heads * head_dim + 64);
+  return 3 * (rows * heads * head_dim + 64) + rows * heads;
 }
 
 struct GatedNormParams {

@@ -1,0 +1,17 @@
+// Floats as integers in the order that every selection uses: NaN smallest, -0 equal to +0.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace rocket {
+
+inline uint32_t float_key(float value) {
+  if (value != value) return 0;
+  value += 0.0f;  // -0 becomes +0
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+}  // namespace rocket
