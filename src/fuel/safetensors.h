@@ -1,10 +1,11 @@
 // One safetensors file, mapped read-only.
 //
-// File: u64 little-endian header length, a JSON object {name: {dtype, shape, data_offsets: [begin, end]}, "__metadata__":
-// {string: string}}, then the data. The header is not trusted. Refused with FuelError, which names the file: header longer than 100 MB
-// or than the file, JSON that is not an object, duplicate names, unknown dtypes, negative or overflowing shapes,
-// a size that is not shape x dtype, offsets with gaps or overlaps, a last offset that is not the file's size. A file of zero bytes and a
-// Git LFS pointer are named as such.
+// File: u64 little-endian header length, a JSON object {name: {dtype, shape, data_offsets: [begin, end]},
+// "__metadata__": {string: string}}, then the data. The header is not trusted. Refused with FuelError, which
+// names the file: header longer than 100 MB or than the file, JSON that is not an object, duplicate names,
+// unknown dtypes, negative or overflowing shapes, a size that is not shape x dtype, offsets with gaps or
+// overlaps, a last offset that is not the file's size. A file of zero bytes and a Git LFS pointer are named
+// as such.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +31,12 @@ struct TensorInfo {
   std::string describe() const;  // "BF16 [24, 16384]"
 };
 
-// Parses and checks a header. `data_bytes` is the file's size less 8 less the header's length; `header_bytes` is 8 + that
-// length. Tensors are in file order. The entry that is fuzzed.
-std::vector<TensorInfo> parse_safetensors_header(std::string_view json, uint64_t header_bytes, uint64_t data_bytes,
-                                                 const std::string& file);
+std::string describe_shape(const std::vector<int64_t>& shape);  // "[24, 16384]"
+
+// Parses and checks a header. `data_bytes` is the file's size less 8 less the header's length; `header_bytes`
+// is 8 + that length. Tensors are in file order. The entry that is fuzzed.
+std::vector<TensorInfo> parse_safetensors_header(std::string_view json, uint64_t header_bytes,
+                                                 uint64_t data_bytes, const std::string& file);
 
 class SafetensorsFile {
  public:
@@ -48,9 +51,17 @@ class SafetensorsFile {
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   const uint8_t* data(const TensorInfo& tensor) const { return map_ + tensor.offset; }
   int fd() const { return fd_; }
+
+  // Copies bytes [offset, offset + bytes) of the file with pread, so that its pages never count as mapped.
+  // Throws FuelError on a short read.
+  void read(uint64_t offset, uint64_t bytes, void* out) const;
+
   bool sparse() const { return sparse_; }  // far fewer blocks on disk than bytes: no data was written
 
  private:
+  void open_and_check(bool map);
+  void close();
+
   std::string path_;
   uint64_t file_bytes_ = 0;
   std::vector<TensorInfo> tensors_;
