@@ -1,8 +1,8 @@
 """Random glm5_next fuels of any shape, for tests, first runs and benchmarks.
 
-Every tensor has a random stream of its own, seeded from the fuel's seed and the tensor's name, and only integer
-draws of PCG64 and exact float32 arithmetic are used: the same options give the same bytes on any machine. Data are
-made in pieces and go straight to disk, so a fuel may be far larger than the memory.
+Every tensor has a random stream of its own, seeded from the fuel's seed and the tensor's name, and only
+integer draws of PCG64 and exact float32 arithmetic are used: the same options give the same bytes on any
+machine. Data are made in pieces and go straight to disk, so a fuel may be far larger than the memory.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def _normal_pieces(bits: Bits, n: int, std: float, mean: float, dtype: str) -> I
 
 
 def _lane_pieces(bits: Bits, n: int, std: float) -> Iterator[npt.NDArray]:
-    """BF16 values with random sign, mantissa and one of four exponents: about `std` in RMS, and quick to make."""
+    """BF16 values of random sign and mantissa and one of four exponents: about `std` in RMS, quick to make."""
     top = 127 + round(float(np.log2(std / 0.88)))
     for begin in range(0, n, 4 * PIECE):
         count = min(4 * PIECE, n - begin)

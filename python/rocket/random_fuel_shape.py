@@ -5,7 +5,7 @@ from typing import ClassVar
 
 
 class RandomFuelError(Exception):
-    """A random fuel cannot be made as asked. ``str(e)`` is one line; ``e.hint`` says what to do, or is empty."""
+    """A random fuel cannot be made as asked. ``e.hint`` says what to do about it (may be empty)."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -14,7 +14,7 @@ class RandomFuelError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The fields of a glm5_next text config, named as in config.json, and patterns for its per-layer lists."""
+    """The fields of a glm5_next text config, named as in config.json; patterns for its per-layer lists."""
 
     vocab_size: int = 1024
     hidden_size: int = 64
@@ -116,7 +116,7 @@ class Shape:
                 and (i == 0 or self.is_kda(i - 1) or not self.indexer_full(i - 1))
             ):
                 raise RandomFuelError(
-                    f"layer {i} shares an indexer, but layer {i - 1} is no sparse MLA layer with its own indexer"
+                    f"layer {i} shares an indexer, but layer {i - 1} is no sparse MLA layer with its own"
                 )
 
     def _check_router(self) -> None:
