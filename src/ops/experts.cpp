@@ -4,8 +4,13 @@
 namespace rocket::ROCKET_ISA {
 namespace {
 
+// A comparison with NaN is false and then takes the second operand: NaN comes through the clamps.
 ROCKET_INLINE F16v clamped_swiglu(F16v gate, F16v up, float limit) {
-  return silu(min(gate, splat(limit))) * min(max(up, splat(-limit)), splat(limit));
+  return silu(min(splat(limit), gate)) * min(splat(limit), max(splat(-limit), up));
+}
+
+ROCKET_INLINE void check_size(const char* what, int64_t expected, int64_t found) {
+  if (found != expected) fail_op("expert_ffn", what, expected, found);
 }
 
 }  // namespace
@@ -32,11 +37,15 @@ void expert_ffn(const ExpertFfnParams& p, Exec& exec) {
     if (p.id[i] < -1 || p.id[i] >= p.experts) fail_op("expert_ffn", "expert id, below", p.experts, p.id[i]);
     if (p.id[i] < 0) continue;
     const ExpertWeights& e = p.expert[p.id[i]];
-    for (const Weight* w : {&e.gate, &e.up, &e.down}) check_weight("expert_ffn", *w);
-    if (e.gate.in != p.hidden || e.up.in != p.hidden || e.down.out != p.hidden)
-      fail_op("expert_ffn", "hidden size of an expert's weights", p.hidden, e.gate.in);
-    if (e.gate.out != p.inner || e.up.out != p.inner || e.down.in != p.inner)
-      fail_op("expert_ffn", "inner size of an expert's weights", p.inner, e.gate.out);
+    check_weight("expert_ffn", e.gate);
+    check_weight("expert_ffn", e.up);
+    check_weight("expert_ffn", e.down);
+    check_size("hidden size of an expert's gate", p.hidden, e.gate.in);
+    check_size("hidden size of an expert's up", p.hidden, e.up.in);
+    check_size("hidden size of an expert's down", p.hidden, e.down.out);
+    check_size("inner size of an expert's gate", p.inner, e.gate.out);
+    check_size("inner size of an expert's up", p.inner, e.up.out);
+    check_size("inner size of an expert's down", p.inner, e.down.in);
   }
   ArenaScope scope(*exec.scratch);
   float* act = exec.scratch->take<float>(pairs * p.inner);
