@@ -24,8 +24,10 @@ if(ROCKET_WITH_CUDA)
     set(CMAKE_CUDA_ARCHITECTURES ${ROCKET_CUDA_ARCHS})
   endif()
   enable_language(CUDA)
-  set(CMAKE_CUDA_STANDARD 20)
-  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 13 speaks C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
 endif()
 message(STATUS "Rocket: CUDA backend ${ROCKET_WITH_CUDA} (ROCKET_CUDA=${ROCKET_CUDA})")
 

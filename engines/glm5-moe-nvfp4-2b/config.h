@@ -10,10 +10,10 @@
 namespace rocket::glm5 {
 
 struct Config {
-  std::string model_type;             // glm5_next or glm5_next_text
+  std::string model_type;  // glm5_next or glm5_next_text
   int32_t vocab_size = 154880;
-  int32_t hidden_size = 4096;         // H
-  int32_t intermediate_size = 12288;  // dense MLP
+  int32_t hidden_size = 4096;            // H
+  int32_t intermediate_size = 12288;     // dense MLP
   int32_t moe_intermediate_size = 2048;  // I
   int32_t num_hidden_layers = 45;
   int32_t num_nextn_predict_layers = 0;  // draft layers that the config announces
@@ -41,7 +41,7 @@ struct Config {
   int32_t linear_num_heads = 64;
   int32_t linear_head_dim = 128;
   int32_t linear_conv_kernel_dim = 4;
-  bool linear_bounded = true;         // linear_lower_bound is not null
+  bool linear_bounded = true;  // linear_lower_bound is not null
   float linear_lower_bound = -5.0f;
 
   // experts
@@ -55,7 +55,7 @@ struct Config {
   float swiglu_limit = 10.0f;
 
   // hyper-connections
-  int32_t hc_mult = 4;                // N
+  int32_t hc_mult = 4;  // N
   int32_t hc_sinkhorn_iters = 20;
   float hc_eps = 1e-6f;
 
@@ -69,8 +69,9 @@ struct Config {
   int32_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
 };
 
-// Throws FuelError: no file, broken JSON (with line and column), another model_type (names it and those supported), a field of
-// wrong type or out of range, combinations that the architecture forbids. `dir` holds config.json.
+// Throws FuelError: no file, broken JSON (with line and column), another model_type (names it and those
+// supported), a field of wrong type or out of range, combinations that the architecture forbids. `dir` holds
+// config.json.
 Config read_config(const std::string& dir);
 Config parse_config(const Json& json, const std::string& file);
 

@@ -22,10 +22,12 @@ Arena::Arena(size_t bytes, const char* what) : capacity_((bytes + kHuge - 1) / k
     return;
   }
   // Mapped with room to spare, so that the used part can start on a huge page.
-  void* p = mmap(nullptr, capacity_ + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, capacity_ + kHuge, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
-    throw PlanError(std::string(what_) + ": the system refused " + format_bytes(static_cast<int64_t>(capacity_)),
-                    "lower --max-context, or free memory");
+    throw PlanError(
+        std::string(what_) + ": the system refused " + format_bytes(static_cast<int64_t>(capacity_)),
+        "lower --max-context, or free memory");
   }
   char* raw = static_cast<char*>(p);
   base_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(raw) + kHuge - 1) / kHuge * kHuge);
@@ -37,11 +39,20 @@ Arena::Arena(size_t bytes, const char* what) : capacity_((bytes + kHuge - 1) / k
 #endif
 }
 
+Arena Arena::measuring() {
+  Arena arena;
+  arena.capacity_ = SIZE_MAX / 2;
+  arena.what_ = "measuring arena";
+  return arena;
+}
+
 Arena::~Arena() {
   if (base_) munmap(base_, capacity_);
 }
 
-Arena::Arena(Arena&& other) noexcept { *this = std::move(other); }
+Arena::Arena(Arena&& other) noexcept {
+  *this = std::move(other);
+}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(base_, other.base_);

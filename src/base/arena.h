@@ -6,12 +6,14 @@
 
 namespace rocket {
 
-// A fixed block of zeroed memory, 2 MiB aligned where large (huge pages asked for), with a bump pointer. take()
-// past the end throws PlanError: sizes come from the plan, so that is a fault of the plan.
+// A fixed block of zeroed memory, 2 MiB aligned where large (huge pages asked for), with a bump pointer.
+// take() past the end throws PlanError: sizes come from the plan, so that is a fault of the plan.
 class Arena {
  public:
   Arena() = default;
   Arena(size_t bytes, const char* what);  // `what` names the arena in errors
+  // An arena without memory: take() gives addresses that must not be used, peak() tells how much is needed.
+  static Arena measuring();
   ~Arena();
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;

@@ -78,6 +78,24 @@ const OpTable& cpu_ops(const char* isa) {
   return table;
 }
 
-const char* cpu_ops_isa() { return choose(nullptr).name; }
+const OpTable& no_ops() {
+  static const OpTable table = {
+      [](const EmbedParams&, Exec&) {},       [](const HyperPreParams&, Exec&) {},
+      [](const HyperPostParams&, Exec&) {},   [](const HyperHeadParams&, Exec&) {},
+      [](const LinearParams&, Exec&) {},      [](const HeadLinearParams&, Exec&) {},
+      [](const NormParams&, Exec&) {},        [](const KdaConvParams&, Exec&) {},
+      [](const KdaGatesParams&, Exec&) {},    [](const KdaRecurrenceParams&, Exec&) {},
+      [](const GatedNormParams&, Exec&) {},   [](const PoolUpdateParams&, Exec&) {},
+      [](const IndexSelectParams&, Exec&) {}, [](const LatentAppendParams&, Exec&) {},
+      [](const SparseMlaParams&, Exec&) {},   [](const RouterParams&, Exec&) {},
+      [](const SwigluParams&, Exec&) {},      [](const ExpertFfnParams&, Exec&) {},
+      [](const ExpertSumParams&, Exec&) {},   [](const SampleParams&, Exec&) {},
+  };
+  return table;
+}
+
+const char* cpu_ops_isa() {
+  return choose(nullptr).name;
+}
 
 }  // namespace rocket

@@ -1,4 +1,5 @@
-// The table of ops that an engine calls. The CPU table is always complete; another backend overwrites entries.
+// The table of ops that an engine calls. The CPU table is always complete; another backend overwrites
+// entries.
 #pragma once
 
 #include "ops/embed.h"
@@ -40,8 +41,11 @@ struct OpTable {
 };
 // clang-format on
 
-// The CPU ops, vectorised for the best instruction set that this CPU has, or for the one named: "avx512", "avx2",
-// "portable" (also read from ROCKET_CPU_ISA). Throws InputError for one that this CPU or build lacks.
+// Ops that do nothing: an engine runs its forward pass with them to measure the workspace.
+const OpTable& no_ops();
+
+// The CPU ops, vectorised for the best instruction set that this CPU has, or for the one named: "avx512",
+// "avx2", "portable" (also read from ROCKET_CPU_ISA). Throws InputError for one that this CPU or build lacks.
 const OpTable& cpu_ops(const char* isa = nullptr);
 const char* cpu_ops_isa();  // which one cpu_ops() gives
 

@@ -1,5 +1,5 @@
-// What a program sees of an engine: streams, steps, logits, checkpoints and snapshots. One engine per fuel; calls on one
-// engine must not overlap.
+// What a program sees of an engine: streams, steps, logits, checkpoints and snapshots. One engine per fuel;
+// calls on one engine must not overlap.
 #pragma once
 
 #include <functional>
@@ -18,26 +18,27 @@ struct EngineOptions {
   std::string backend = "auto";  // auto | cpu | cuda
   int threads = 0;               // 0 = all CPUs that this process may use
   int64_t max_context = 0;       // tokens a stream may hold; 0 = min(the model's, what fits, 8192)
-  int32_t max_rows = 0;          // rows a step may have; 0 = automatic. Prompts are fed in chunks of at most this
-  int32_t max_streams = 0;       // streams that may be open at once; 0 = automatic
+  int32_t max_rows = 0;     // rows a step may have; 0 = automatic. Prompts are fed in chunks of at most this
+  int32_t max_streams = 0;  // streams that may be open at once; 0 = automatic
   // Called while dense weights are read, with bytes done and in all. May throw to stop the load.
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
 struct EngineInfo {
-  std::string fuel;         // directory
-  std::string chemistry;    // model_type
-  std::string backend;      // cpu | cuda
-  std::string device;       // for instance "AMD EPYC, 2 threads, avx512"
+  std::string fuel;                  // directory
+  std::string chemistry;             // model_type
+  std::string backend;               // cpu | cuda
+  std::string device;                // for instance "AMD EPYC, 2 threads, avx512"
   std::vector<std::string> choices;  // each automatic choice, one line
   int32_t vocab = 0, hidden = 0, layers = 0, moe_layers = 0, experts = 0, topk = 0;
   int64_t max_context = 0;
   int32_t max_rows = 0, max_streams = 0, threads = 0;
-  int64_t dense_bytes = 0;            // resident weights
-  int64_t expert_bytes = 0;           // all routed experts
-  int64_t slot_bytes = 0;             // one expert in slot layout
-  int64_t slots = 0;                  // slots of the expert cache (all experts where they are used in place)
-  int64_t token_bytes = 0;            // weight bytes that one decoded token reads (one embedding row counted)
+  int32_t max_logits_rows = 0;  // rows of a step that may want logits
+  int64_t dense_bytes = 0;      // resident weights
+  int64_t expert_bytes = 0;     // all routed experts
+  int64_t slot_bytes = 0;       // one expert in slot layout
+  int64_t slots = 0;            // slots of the expert cache (all experts where they are used in place)
+  int64_t token_bytes = 0;      // weight bytes that one decoded token reads (one embedding row counted)
   int64_t state_bytes_per_stream = 0;  // independent of the context
   int64_t state_bytes_per_token = 0;
   int64_t workspace_bytes = 0;
@@ -47,18 +48,21 @@ struct EngineInfo {
 
 struct EngineStats {
   int64_t steps = 0, rows = 0;
-  int64_t expert_hits = 0, expert_misses = 0, expert_evictions = 0, streamed_bytes = 0;  // distinct experts a step
+  int64_t expert_hits = 0, expert_misses = 0, expert_evictions = 0,
+          streamed_bytes = 0;  // distinct experts a step
 };
 
 struct StageTime {
-  std::string name;     // as printed: "KDA, 34 layers"
-  double ms = 0;        // of the profiled steps together
+  std::string name;       // as printed: "KDA, 34 layers"
+  double ms = 0;          // of the profiled steps together
   bool of_which = false;  // part of the stage before it; stays out of the sum
 };
 
 struct LayerDiagnostics {
-  double stream_mean_rms = 0;  // RMS of the mean over residual streams after the layer, last row of the last step
-  double router_entropy = -1;  // nats over the chosen experts' normalised weights, mean over the step's rows; -1 = dense layer
+  double stream_mean_rms =
+      0;  // RMS of the mean over residual streams after the layer, last row of the last step
+  double router_entropy =
+      -1;  // nats over the chosen experts' normalised weights, mean over the step's rows; -1 = dense layer
 };
 
 // Logits of a step's rows that wanted them, in row order. Valid until the next step.
@@ -72,7 +76,8 @@ struct StepRecord {
   std::vector<std::vector<float>> hidden;       // after each layer [rows, N, H]
   std::vector<std::vector<int32_t>> expert_id;  // each MoE layer [rows, topk], ascending
   std::vector<std::vector<float>> expert_weight;
-  std::vector<std::vector<int32_t>> selected;   // each sparse-MLA layer: row lengths [rows], then the positions of each row in turn
+  std::vector<std::vector<int32_t>>
+      selected;  // each sparse-MLA layer: row lengths [rows], then the positions of each row in turn
 };
 
 class Engine {
@@ -87,14 +92,14 @@ class Engine {
   virtual int64_t position(StreamId stream) const = 0;
   virtual StreamId fork(StreamId stream) = 0;  // a new stream with the same past
 
-  // Runs a step. Throws InputError before anything changes if a row cannot be: unknown stream, token outside the
-  // vocabulary, position that is not the stream's next, rows of a stream apart, a non-finite embedding; PlanError if it
-  // has too many rows or a stream would pass max_context.
+  // Runs a step. Throws InputError before anything changes if a row cannot be: unknown stream, token outside
+  // the vocabulary, position that is not the stream's next, rows of a stream apart, a non-finite embedding;
+  // PlanError if it has too many rows or a stream would pass max_context.
   virtual StepResult step(const Step& step) = 0;
 
-  // After a step with checkpoints: makes `rows` rows of the stream's last step count (1 = the first), drops the rest.
-  // Row `rows` must have had a checkpoint, or be the last. rows = 0 goes back to before the step, which must then have
-  // had a checkpoint request on any row.
+  // After a step with checkpoints: makes `rows` rows of the stream's last step count (1 = the first), drops
+  // the rest. Row `rows` must have had a checkpoint, or be the last. rows = 0 goes back to before the step,
+  // which must then have had a checkpoint request on any row.
   virtual void commit(StreamId stream, int32_t rows) = 0;
 
   // Named snapshots of a stream at its present position. They survive the stream.
@@ -111,8 +116,8 @@ class Engine {
   // Draws the next token from a row of the last step's logits (index into StepResult::row).
   virtual int32_t sample(int32_t logits_row, const SamplingParams& sampling, uint64_t counter) = 0;
 
-  // State of a stream as float32, for tests: "kda/<layer>" [heads, Dk, Dv], "conv/<layer>" [taps-1, C], "latent/<layer>"
-  // [position, width], "pooled/<layer>" [position / pool, D].
+  // State of a stream as float32, for tests: "kda/<layer>" [heads, Dk, Dv], "conv/<layer>" [taps-1, C],
+  // "latent/<layer>" [position, width], "pooled/<layer>" [position / pool, D].
   virtual std::vector<float> state(StreamId stream, const std::string& name) const = 0;
 
   virtual const EngineStats& stats() const = 0;
@@ -124,7 +129,8 @@ class Engine {
   virtual const StepRecord& record() const = 0;
 };
 
-// Reads config.json, chooses the engine by model_type and loads the fuel. Throws FuelError, PlanError, DeviceError.
+// Reads config.json, chooses the engine by model_type and loads the fuel. Throws FuelError, PlanError,
+// DeviceError.
 std::unique_ptr<Engine> load_engine(const EngineOptions& options);
 
 }  // namespace rocket

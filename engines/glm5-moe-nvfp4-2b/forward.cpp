@@ -1,0 +1,133 @@
+// The forward pass of glm5_next in data order: one line for each op. Shapes of the buffers are in forward.h,
+// the ops' formulas in src/ops/*.h.
+#include "glm5-moe-nvfp4-2b/forward.h"
+
+namespace rocket::glm5 {
+
+const float* Glm5::forward(const StepPlan& step) {
+  ArenaScope scope(workspace_);
+  Activations a = activations(step.rows());
+  embed(step, a);
+  for (size_t i = 0; i < loaded_->weights.layer.size(); ++i) layer(i, step, a);
+  return head(step, a);
+}
+
+void Glm5::layer(size_t index, const StepPlan& step, Activations& a) {
+  const LayerWeights& w = loaded_->weights.layer[index];
+  hyper_pre(w.attn_hc, a);
+  if (config_.is_kda[index]) {
+    kda(index, w.kda, step, a);
+  } else {
+    mla(index, w.mla, step, a);
+  }
+  hyper_post(a);
+  hyper_pre(w.ffn_hc, a);
+  if (config_.is_moe[index]) {
+    moe(index, w.moe, a);
+  } else {
+    StageTimer::Scope time(timer_, stage_.mlp);
+    mlp(w.mlp, config_.intermediate_size, a, a.block);
+  }
+  hyper_post(a);
+  if (diagnose_ || recording_) diagnose(index, step, a);
+}
+
+void Glm5::kda(size_t index, const KdaWeights& w, const StepPlan& step, Activations& a) {
+  StageTimer::Scope time(timer_, stage_.kda);
+  ArenaScope scope(workspace_);
+  const KdaBuffers b = kda_buffers(a.rows);
+  const int64_t H = config_.hidden_size, D = config_.linear_head_dim, C = config_.kda_channels();
+  linear(a.y, H, a.rows,
+         {{w.q, b.raw, 3 * C},
+          {w.k, b.raw + C, 3 * C},
+          {w.v, b.raw + 2 * C, 3 * C},
+          {w.f_a, b.f_low, D},
+          {w.g_a, b.g_low, D},
+          {w.b, b.beta, config_.linear_num_heads}});
+  linear(b.f_low, D, a.rows, {{w.f_b, b.decay, C}});
+  linear(b.g_low, D, a.rows, {{w.g_b, b.gate, C}});
+  kda_conv(index, w, step, b);
+  kda_gates(w, b);
+  kda_recurrence(index, step, b);
+  gated_norm(w, b);
+  linear(b.o, C, a.rows, {{w.o, a.block, H}});
+}
+
+void Glm5::mla(size_t index, const MlaWeights& w, const StepPlan& step, Activations& a) {
+  StageTimer::Scope time(timer_, stage_.mla);
+  ArenaScope scope(workspace_);
+  const MlaBuffers b = mla_buffers(a.rows);
+  const int64_t H = config_.hidden_size, q_rank = config_.q_lora_rank, rank = config_.kv_lora_rank;
+  const int64_t heads = config_.num_attention_heads;
+  linear(a.y, H, a.rows, {{w.q_a, b.q_low, q_rank, w.q_a_bias}, {w.kv_a, b.latent, rank, w.kv_a_bias}});
+  norm(b.q_low, a.rows, q_rank, w.q_a_norm, config_.rms_norm_eps);
+  norm(b.latent, a.rows, rank, w.kv_a_norm, config_.rms_norm_eps);
+  latent_append(index, step, b);
+  linear(b.q_low, q_rank, a.rows, {{w.q_b, b.q, heads * config_.qk_head_dim()}});
+  if (config_.indexer_full[index]) select(index, w.indexer, step, a, b);
+  fold_query(w, b);
+  sparse_mla(index, step, a, b);
+  expand_value(w, b);
+  linear(b.o, heads * config_.v_head_dim, a.rows, {{w.o, a.block, H, w.o_bias}});
+  if (recording_) record_selected(step, a);
+}
+
+// The indexer: pools finished keys, scores the visible pools, leaves each row's token list in the
+// activations, where layers with a shared indexer find it.
+void Glm5::select(size_t index, const IndexerWeights& w, const StepPlan& step, Activations& a,
+                  const MlaBuffers& b) {
+  const int64_t D = config_.index_head_dim, heads = config_.index_n_heads;
+  linear(a.y, config_.hidden_size, a.rows,
+         {{w.wk, b.index_k, D}, {w.gate, b.index_gate, D}, {w.weights_proj, b.head_weight, heads}});
+  linear(b.q_low, config_.q_lora_rank, a.rows, {{w.wq_b, b.index_q, heads * D}});
+  norm(b.index_k, a.rows, D, w.k_norm, 1e-6f, w.k_norm_bias);
+  pool_update(index, w, step, b);
+  index_select(index, step, a, b);
+}
+
+void Glm5::mlp(const MlpWeights& w, int64_t inner, const Activations& a, float* out) {
+  ArenaScope scope(workspace_);
+  float* gate = workspace_.take<float>(a.rows * inner);
+  float* up = workspace_.take<float>(a.rows * inner);
+  linear(a.y, config_.hidden_size, a.rows, {{w.gate, gate, inner}, {w.up, up, inner}});
+  swiglu(gate, up, inner, a.rows);
+  linear(gate, inner, a.rows, {{w.down, out, config_.hidden_size}});
+}
+
+void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
+  StageTimer::Scope time(timer_, stage_.moe);
+  ArenaScope scope(workspace_);
+  const MoeBuffers b = moe_buffers(a.rows);
+  linear(a.y, config_.hidden_size, a.rows, {{w.router, b.logit, config_.n_routed_experts}});
+  router(w, b);
+  expert_ffn(w, a, b);
+  mlp(w.shared, int64_t{config_.moe_intermediate_size} * config_.n_shared_experts, a, a.block);
+  expert_sum(a, b);
+  record_router(index, b);
+}
+
+const float* Glm5::head(const StepPlan& step, const Activations& a) {
+  const int32_t rows = static_cast<int32_t>(step.logits_row.size());
+  if (rows == 0) return nullptr;
+  float* hidden = workspace_.take<float>(int64_t{rows} * config_.hidden_size);
+  hyper_head(step, a, hidden);
+  StageTimer::Scope time(timer_, stage_.head);
+  linear(hidden, config_.hidden_size, rows, {{loaded_->weights.lm_head, logits_, config_.vocab_size}});
+  return logits_;
+}
+
+int32_t Glm5::sample(const float* logits, const SamplingParams& sampling, uint64_t counter) {
+  StageTimer::Scope time(timer_, stage_.head);
+  int32_t token = -1;
+  SampleParams p;
+  p.logits = logits;
+  p.ld = p.vocab = config_.vocab_size;
+  p.rows = 1;
+  p.sampling = &sampling;
+  p.counter = &counter;
+  p.token = &token;
+  ops_.sample(p, exec_);
+  return token;
+}
+
+}  // namespace rocket::glm5

@@ -1,0 +1,167 @@
+// The forward pass of glm5_next.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/thread_pool.h"
+#include "experts/usage.h"
+#include "glm5-moe-nvfp4-2b/config.h"
+#include "glm5-moe-nvfp4-2b/loader.h"
+#include "glm5-moe-nvfp4-2b/weights.h"
+#include "ops/table.h"
+#include "runtime/model.h"
+
+namespace rocket::glm5 {
+
+class Glm5 : public Model {
+ public:
+  Glm5(const Config& config, std::unique_ptr<LoadedWeights> weights, const OpTable& ops, int threads,
+       int32_t max_rows, int64_t max_context);
+
+  // Bytes of workspace that a model of this shape needs for steps of max_rows rows, logits included.
+  static int64_t workspace_bytes(const Config& config, int threads, int32_t max_rows, int64_t max_context);
+  static StateLayout state_layout(const Config& config);
+  static int32_t logits_rows(const Config& config, int32_t max_rows);
+
+  const StateLayout& layout() const override { return layout_; }
+  const EngineInfo& info() const override { return info_; }
+  EngineInfo& info() { return info_; }
+  uint64_t fingerprint() const override { return loaded_->weights.fingerprint; }
+  int32_t max_logits_rows() const override { return logits_rows(config_, max_rows_); }
+  const float* forward(const StepPlan& step) override;
+  int32_t sample(const float* logits, const SamplingParams& sampling, uint64_t counter) override;
+  EngineStats& stats() override { return stats_; }
+  StageTimer& timer() override { return timer_; }
+  void set_diagnostics(bool on) override { diagnose_ = on; }
+  std::vector<LayerDiagnostics> diagnostics() const override { return diagnostics_; }
+  void set_record(bool on) override { recording_ = on; }
+  const StepRecord& record() const override { return record_; }
+
+ private:
+  // What lives as long as a step: residual streams, the block's input and output, mixing weights, the
+  // selected tokens.
+  struct Activations {
+    int32_t rows = 0;
+    float* x = nullptr;        // [rows, N, H] residual streams
+    float* y = nullptr;        // [rows, H] normed input of the block
+    float* block = nullptr;    // [rows, H] output of the block
+    float* post = nullptr;     // [rows, N]
+    float* comb = nullptr;     // [rows, N, N]
+    int32_t* token = nullptr;  // [rows, select_width] selected positions, from the last layer with an indexer
+    int32_t* count = nullptr;  // [rows]
+  };
+  struct Shape {};  // tag: build without weights, to measure
+  Glm5(Shape, const Config& config, int threads, int32_t max_rows, int64_t max_context);
+
+  struct KdaBuffers {
+    int32_t rows;
+    float* raw;    // [rows, 3C] q, k, v before the convolution
+    float* qkv;    // [rows, 3C] after it
+    float* f_low;  // [rows, D]
+    float* g_low;  // [rows, D]
+    float* beta;   // [rows, heads]
+    float* decay;  // [rows, C] log-decay of each key channel
+    float* gate;   // [rows, C]
+    float* o;      // [rows, C]
+  };
+  struct MlaBuffers {
+    int32_t rows;
+    float* q_low;        // [rows, q_lora]
+    float* latent;       // [rows, kv_lora]
+    float* q;            // [rows, heads, qk]
+    float* q_latent;     // [rows, heads, kv_lora] q folded through k_b
+    float* o_latent;     // [rows, heads, kv_lora]
+    float* o;            // [rows, heads, v]
+    float* index_q;      // [rows, index heads, D]
+    float* index_k;      // [rows, D]
+    float* index_gate;   // [rows, D]
+    float* head_weight;  // [rows, index heads]
+  };
+  struct MoeBuffers {
+    int32_t rows;
+    float* logit;   // [rows, E]
+    int32_t* id;    // [rows, topk]
+    float* weight;  // [rows, topk]
+    float* routed;  // [rows, topk, H] unsummed
+  };
+
+  // forward.cpp: what happens, in data order.
+  void layer(size_t index, const StepPlan& step, Activations& a);
+  void kda(size_t index, const KdaWeights& w, const StepPlan& step, Activations& a);
+  void mla(size_t index, const MlaWeights& w, const StepPlan& step, Activations& a);
+  void select(size_t index, const IndexerWeights& w, const StepPlan& step, Activations& a,
+              const MlaBuffers& b);
+  void mlp(const MlpWeights& w, int64_t inner, const Activations& a, float* out);
+  void moe(size_t index, const MoeWeights& w, Activations& a);
+  const float* head(const StepPlan& step, const Activations& a);
+
+  // calls.cpp: buffers, and the params of each op.
+  Activations activations(int32_t rows);
+  KdaBuffers kda_buffers(int32_t rows);
+  MlaBuffers mla_buffers(int32_t rows);
+  MoeBuffers moe_buffers(int32_t rows);
+  void embed(const StepPlan& step, Activations& a);
+  void hyper_pre(const HyperWeights& w, Activations& a);
+  void hyper_post(Activations& a);
+  void linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts);
+  void norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias = nullptr);
+  void kda_conv(size_t index, const KdaWeights& w, const StepPlan& step, const KdaBuffers& b);
+  void kda_gates(const KdaWeights& w, const KdaBuffers& b);
+  void kda_recurrence(size_t index, const StepPlan& step, const KdaBuffers& b);
+  void gated_norm(const KdaWeights& w, const KdaBuffers& b);
+  void latent_append(size_t index, const StepPlan& step, const MlaBuffers& b);
+  void pool_update(size_t index, const IndexerWeights& w, const StepPlan& step, const MlaBuffers& b);
+  void index_select(size_t index, const StepPlan& step, Activations& a, const MlaBuffers& b);
+  void fold_query(const MlaWeights& w, const MlaBuffers& b);
+  void sparse_mla(size_t index, const StepPlan& step, const Activations& a, const MlaBuffers& b);
+  void expand_value(const MlaWeights& w, const MlaBuffers& b);
+  void swiglu(float* gate, const float* up, int64_t inner, int32_t rows);
+  void router(const MoeWeights& w, const MoeBuffers& b);
+  void expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b);
+  void expert_sum(Activations& a, const MoeBuffers& b);
+  void hyper_head(const StepPlan& step, const Activations& a, float* hidden);
+
+  void find_parts();
+  void add_stages();
+  int64_t op_scratch_bytes() const;
+  void diagnose(size_t index, const StepPlan& step, const Activations& a);
+  void record_router(size_t index, const MoeBuffers& b);
+  void record_selected(const StepPlan& step, const Activations& a);
+
+  int64_t select_width() const { return config_.index_topk + config_.index_kpool; }
+
+  Config config_;
+  StateLayout layout_;
+  std::unique_ptr<LoadedWeights> loaded_;
+  OpTable ops_;
+  ThreadPool pool_;
+  Arena workspace_;
+  Exec exec_;
+  int32_t max_rows_;
+  int64_t max_context_;
+  bool measuring_ = false;
+
+  EngineInfo info_;
+  EngineStats stats_;
+  StageTimer timer_;
+  std::unique_ptr<ExpertUsage> usage_;
+  bool diagnose_ = false, recording_ = false;
+  std::vector<LayerDiagnostics> diagnostics_;
+  StepRecord record_;
+
+  // Stages of the timer, and where each layer keeps its state (parts of layout_).
+  struct {
+    int embed, hyper, norms, kda, mla, mlp, moe, head;
+  } stage_{};
+  std::vector<int> state_part_;   // [layers] first recurrent part
+  std::vector<int> latent_part_;  // [layers] first paged part
+  std::vector<int> moe_index_;    // [layers] number among the MoE layers
+  size_t latent_layers_ = 0;      // sparse-MLA layers
+  float* logits_ = nullptr;       // [max_logits_rows, vocab]
+};
+
+}  // namespace rocket::glm5

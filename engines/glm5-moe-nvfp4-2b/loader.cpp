@@ -1,0 +1,240 @@
+#include "glm5-moe-nvfp4-2b/loader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "base/error.h"
+#include "fuel/names.h"
+#include "fuel/nvfp4.h"
+
+namespace rocket::glm5 {
+namespace {
+
+bool plain(WeightFormat format) {
+  return format == WeightFormat::kF32 || format == WeightFormat::kBF16;
+}
+
+// FNV-1a over config.json and every tensor's name and shape, in name order.
+uint64_t fingerprint_of(const Checkpoint& checkpoint) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  const auto add = [&](const std::string& text) {
+    for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+  };
+  std::ifstream config(checkpoint.dir() + "/config.json");
+  add(std::string(std::istreambuf_iterator<char>(config), {}));
+  std::vector<std::string> lines;
+  for (const auto& file : checkpoint.files()) {
+    for (const TensorInfo& tensor : file->tensors())
+      lines.push_back(tensor.name + " " + tensor.describe() + "\n");
+  }
+  std::sort(lines.begin(), lines.end());
+  for (const std::string& line : lines) add(line);
+  return hash;
+}
+
+}  // namespace
+
+Loader::Loader(const Config& config, const std::string& dir)
+    : config_(config), loaded_(std::make_unique<LoadedWeights>()) {
+  loaded_->checkpoint = std::make_unique<Checkpoint>(dir);
+  for (const auto& file : loaded_->checkpoint->files()) {
+    if (!file->sparse()) continue;
+    throw FuelError(file->path() + ": this fuel is hollow: its files have names and shapes but no data",
+                    "it serves for accounting and planning; decode from the real checkpoint");
+  }
+  loader_ = std::make_unique<WeightLoader>(*loaded_->checkpoint);
+  const Naming naming = detect_naming(*loaded_->checkpoint);
+  const std::string& prefix = naming.trunk;
+  const int64_t H = config.hidden_size, V = config.vocab_size;
+  Weights& w = loaded_->weights;
+  w.layer.resize(static_cast<size_t>(config.num_hidden_layers));
+  bind_plain(prefix + "embed_tokens", V, H, &w.embed);
+  const std::string head = naming.head + "lm_head";
+  const bool tied = config.tie_word_embeddings && !has_weight(*loaded_->checkpoint, head);
+  bind(tied ? prefix + "embed_tokens" : head, V, H, &w.lm_head);
+  w.norm = small(prefix + "norm.weight", {H});
+  for (size_t i = 0; i < w.layer.size(); ++i) {
+    const std::string layer = prefix + "layers." + std::to_string(i) + ".";
+    hyper(layer, "attn", "input_layernorm", w.layer[i].attn_hc);
+    if (config.is_kda[i]) {
+      kda(layer + "self_attn.", w.layer[i].kda);
+    } else {
+      mla(layer + "self_attn.", config.indexer_full[i], w.layer[i].mla);
+    }
+    hyper(layer, "ffn", "post_attention_layernorm", w.layer[i].ffn_hc);
+    if (config.is_moe[i]) {
+      moe(layer + "mlp.", w.layer[i].moe);
+    } else {
+      mlp(layer + "mlp.", config.intermediate_size, w.layer[i].mlp);
+    }
+  }
+  w.fingerprint = fingerprint_of(*loaded_->checkpoint);
+  count_weights();
+  const TensorCensus census = take_census(*loaded_->checkpoint, naming, config.num_hidden_layers);
+  w.draft_tensors = census.draft.tensors;
+  w.draft_bytes = census.draft.bytes;
+  w.vision_tensors = census.vision.tensors;
+  w.vision_bytes = census.vision.bytes;
+}
+
+void Loader::bind(const std::string& name, int64_t out, int64_t in, Weight* to) {
+  bound_.emplace_back(loader_->add(name, out, in), to);
+}
+
+void Loader::bind_plain(const std::string& name, int64_t out, int64_t in, Weight* to) {
+  const int handle = loader_->add(name, out, in);
+  if (plain(loader_->source(handle).format)) {
+    bound_.emplace_back(handle, to);
+  } else {
+    expanded_.push_back({handle, to});
+    expanded_bytes_ += static_cast<int64_t>(Arena::padded(static_cast<size_t>(out * in) * 4));
+  }
+}
+
+const float* Loader::small(const std::string& name, const std::vector<int64_t>& shape) {
+  const Checkpoint::Entry& entry = loaded_->checkpoint->get(name, shape);
+  std::vector<float>& values = loaded_->small.emplace_back(loaded_->checkpoint->read_f32(entry));
+  small_bytes_ += static_cast<int64_t>(values.size()) * 4;
+  return values.data();
+}
+
+void Loader::hyper(const std::string& layer, const char* block, const char* norm, HyperWeights& w) {
+  const int64_t N = config_.hc_mult, H = config_.hidden_size, mix = 2 * N + N * N;
+  const std::string name = layer + "hc_" + block + "_";
+  bind_plain(name + "fn", mix, N * H, &w.fn);
+  w.base = small(name + "base", {mix});
+  w.scale = small(name + "scale", {3});
+  w.norm = small(layer + norm + ".weight", {H});
+}
+
+// [taps, 3C] from q, k and v's [C, 1, taps] (or one conv1d of all three).
+const float* Loader::conv_taps(const std::string& layer) {
+  const int64_t C = config_.kda_channels(), taps = config_.linear_conv_kernel_dim;
+  std::vector<float>& all = loaded_->small.emplace_back(static_cast<size_t>(taps * 3 * C));
+  int64_t column = 0;
+  for (const char* which : {"q", "k", "v"}) {
+    const Checkpoint::Entry& entry = loaded_->checkpoint->get(layer + which + "_conv1d.weight", {C, 1, taps});
+    const std::vector<float> values = loaded_->checkpoint->read_f32(entry);
+    for (int64_t c = 0; c < C; ++c, ++column) {
+      for (int64_t t = 0; t < taps; ++t)
+        all[static_cast<size_t>(t * 3 * C + column)] = values[static_cast<size_t>(c * taps + t)];
+    }
+  }
+  small_bytes_ += static_cast<int64_t>(all.size()) * 4;
+  return all.data();
+}
+
+void Loader::kda(const std::string& layer, KdaWeights& w) {
+  const int64_t H = config_.hidden_size, heads = config_.linear_num_heads, D = config_.linear_head_dim,
+                C = heads * D;
+  bind(layer + "q_proj", C, H, &w.q);
+  bind(layer + "k_proj", C, H, &w.k);
+  bind(layer + "v_proj", C, H, &w.v);
+  bind(layer + "f_a_proj", D, H, &w.f_a);
+  bind(layer + "f_b_proj", C, D, &w.f_b);
+  bind(layer + "g_a_proj", D, H, &w.g_a);
+  bind(layer + "g_b_proj", C, D, &w.g_b);
+  bind(layer + "b_proj", heads, H, &w.b);
+  bind(layer + "o_proj", H, C, &w.o);
+  w.conv = conv_taps(layer);
+  w.dt_bias = small(layer + "dt_bias", {C});
+  w.a_log = small(layer + "A_log", {heads});
+  w.o_norm = small(layer + "o_norm.weight", {D});
+}
+
+void Loader::mla(const std::string& layer, bool full_indexer, MlaWeights& w) {
+  const int64_t H = config_.hidden_size, heads = config_.num_attention_heads, q_rank = config_.q_lora_rank;
+  const int64_t rank = config_.kv_lora_rank, qk = config_.qk_head_dim(), v = config_.v_head_dim;
+  bind(layer + "q_a_proj", q_rank, H, &w.q_a);
+  bind(layer + "q_b_proj", heads * qk, q_rank, &w.q_b);
+  bind(layer + "kv_a_proj_with_mqa", rank + config_.qk_rope_head_dim, H, &w.kv_a);
+  bind_plain(layer + "kv_b_proj", heads * (config_.qk_nope_head_dim + v), rank, &w.kv_b);
+  bind(layer + "o_proj", H, heads * v, &w.o);
+  w.q_a_norm = small(layer + "q_a_layernorm.weight", {q_rank});
+  w.kv_a_norm = small(layer + "kv_a_layernorm.weight", {rank});
+  if (config_.attention_bias) {
+    w.q_a_bias = small(layer + "q_a_proj.bias", {q_rank});
+    w.kv_a_bias = small(layer + "kv_a_proj_with_mqa.bias", {rank});
+    w.o_bias = small(layer + "o_proj.bias", {H});
+  }
+  if (!full_indexer) return;
+  const int64_t D = config_.index_head_dim, index_heads = config_.index_n_heads;
+  const std::string indexer = layer + "indexer.";
+  bind(indexer + "wq_b", index_heads * D, q_rank, &w.indexer.wq_b);
+  bind(indexer + "wk", D, H, &w.indexer.wk);
+  bind(indexer + "index_kpool_compress_gate", D, H, &w.indexer.gate);
+  bind(indexer + "weights_proj", index_heads, H, &w.indexer.weights_proj);
+  w.indexer.k_norm = small(indexer + "k_norm.weight", {D});
+  w.indexer.k_norm_bias = small(indexer + "k_norm.bias", {D});
+  w.indexer.ape = small(indexer + "index_kpool_compress_ape", {config_.index_kpool, D});
+}
+
+void Loader::mlp(const std::string& mlp, int64_t inner, MlpWeights& w) {
+  bind(mlp + "gate_proj", inner, config_.hidden_size, &w.gate);
+  bind(mlp + "up_proj", inner, config_.hidden_size, &w.up);
+  bind(mlp + "down_proj", config_.hidden_size, inner, &w.down);
+}
+
+void Loader::moe(const std::string& mlp, MoeWeights& w) {
+  const int64_t H = config_.hidden_size, I = config_.moe_intermediate_size, E = config_.n_routed_experts;
+  bind(mlp + "gate", E, H, &w.router);
+  w.bias = small(mlp + "gate.e_score_correction_bias", {E});
+  this->mlp(mlp + "shared_experts.", I * config_.n_shared_experts, w.shared);
+  w.experts.resize(static_cast<size_t>(E));
+  for (int64_t e = 0; e < E; ++e) {
+    ExpertWeights& to = w.experts[static_cast<size_t>(e)];
+    const std::string name = mlp + "experts." + std::to_string(e) + ".";
+    int64_t bytes = 0;
+    expert(name + "gate_proj", I, H, &to.gate, bytes);
+    expert(name + "up_proj", I, H, &to.up, bytes);
+    expert(name + "down_proj", H, I, &to.down, bytes);
+    Weights& all = loaded_->weights;
+    all.slot_bytes = std::max(all.slot_bytes, bytes);
+    all.expert_bytes += bytes;
+  }
+}
+
+// Experts stay in the mapped file, except in a format that the ops do not take as it lies.
+void Loader::expert(const std::string& name, int64_t out, int64_t in, Weight* to, int64_t& bytes) {
+  const WeightSource source = describe_weight(*loaded_->checkpoint, name, out, in);
+  if (source.in_place) {
+    *to = map_weight(*loaded_->checkpoint, source);
+  } else {
+    bind(name, out, in, to);
+  }
+  bytes += source.memory_bytes;
+}
+
+int64_t Loader::dense_bytes() const {
+  return loader_->arena_bytes() + expanded_bytes_ + small_bytes_;
+}
+
+void Loader::count_weights() {
+  Weights& w = loaded_->weights;
+  const int64_t moe_layers = std::count(config_.is_moe.begin(), config_.is_moe.end(), true);
+  const WeightSource& embed = loader_->source(0);
+  int64_t dense = small_bytes_;
+  for (size_t i = 0; i < loader_->size(); ++i) dense += loader_->source(static_cast<int>(i)).memory_bytes;
+  w.dense_bytes = dense_bytes();
+  const bool tied = bound_.size() > 1 && bound_[0].first == bound_[1].first;
+  const int64_t row = embed.memory_bytes / std::max<int64_t>(1, embed.out);
+  w.token_bytes =
+      dense - (tied ? 0 : embed.memory_bytes - row) + moe_layers * config_.num_experts_per_tok * w.slot_bytes;
+}
+
+std::unique_ptr<LoadedWeights> Loader::load(const WeightLoader::Progress& progress) {
+  loaded_->arena = Arena(static_cast<size_t>(loader_->arena_bytes() + expanded_bytes_), "dense weights");
+  loader_->load(loaded_->arena, progress);
+  for (const auto& [handle, to] : bound_) *to = loader_->weight(handle);
+  for (const Expansion& expansion : expanded_) {
+    const Weight& packed = loader_->weight(expansion.handle);
+    float* values = loaded_->arena.take<float>(packed.out * packed.in);
+    dequantise_rows(packed, 0, packed.out, values);
+    *expansion.to = Weight{WeightFormat::kF32, packed.out, packed.in, values, nullptr, 1.0f};
+  }
+  return std::move(loaded_);
+}
+
+}  // namespace rocket::glm5

@@ -1,0 +1,160 @@
+// What a glm5_next model needs besides its weights: state of streams, workspace, stages of the timer.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "glm5-moe-nvfp4-2b/forward.h"
+
+namespace rocket::glm5 {
+namespace {
+
+constexpr int64_t kLogitsBytes = 32 << 20;  // bounds the logits of one step, however large the vocabulary
+
+std::string layers(const char* name, int64_t count) {
+  return std::string(name) + ", " + std::to_string(count) + (count == 1 ? " layer" : " layers");
+}
+
+}  // namespace
+
+// Parts come in the order of the layers: "kda/i" and "conv/i", or "pool/i"; paged: "latent/i", then
+// "pooled/i".
+StateLayout Glm5::state_layout(const Config& c) {
+  StateLayout layout;
+  for (int32_t i = 0; i < c.num_hidden_layers; ++i) {
+    const std::string n = std::to_string(i);
+    if (c.is_kda[static_cast<size_t>(i)]) {
+      layout.add_recurrent("kda/" + n, {c.linear_num_heads, c.linear_head_dim, c.linear_head_dim});
+      layout.add_recurrent("conv/" + n, {c.linear_conv_kernel_dim - 1, 3 * int64_t{c.kda_channels()}});
+      continue;
+    }
+    layout.add_paged("latent/" + n, 1, c.kv_lora_rank);
+    if (!c.indexer_full[static_cast<size_t>(i)]) continue;
+    layout.add_recurrent("pool/" + n, {2, c.index_kpool, c.index_head_dim});
+    layout.add_paged("pooled/" + n, c.index_kpool, c.index_head_dim);
+  }
+  layout.finish();
+  return layout;
+}
+
+int32_t Glm5::logits_rows(const Config& c, int32_t max_rows) {
+  const int64_t fit = kLogitsBytes / (int64_t{c.vocab_size} * 4);
+  return static_cast<int32_t>(std::min<int64_t>(max_rows, std::max<int64_t>(16, fit)));
+}
+
+// Where each layer keeps its state: the index of its first recurrent and paged part.
+void Glm5::find_parts() {
+  int recurrent = 0, paged = 0, moe = 0;
+  for (size_t i = 0; i < config_.is_kda.size(); ++i) {
+    state_part_.push_back(recurrent);
+    latent_part_.push_back(paged);
+    moe_index_.push_back(moe);
+    moe += config_.is_moe[i];
+    if (config_.is_kda[i]) {
+      recurrent += 2;
+    } else {
+      ++latent_layers_;
+      paged += config_.indexer_full[i] ? 2 : 1;
+      recurrent += config_.indexer_full[i];
+    }
+  }
+}
+
+void Glm5::add_stages() {
+  const int64_t all = config_.num_hidden_layers;
+  const int64_t kda = std::count(config_.is_kda.begin(), config_.is_kda.end(), true);
+  const int64_t moe = std::count(config_.is_moe.begin(), config_.is_moe.end(), true);
+  stage_.embed = timer_.add("embed");
+  stage_.hyper = timer_.add("hyper-connections with block norms, " + std::to_string(2 * all) + " sites");
+  stage_.norms = timer_.add("norms (final)");
+  stage_.kda = timer_.add(layers("KDA", kda));
+  stage_.mla = timer_.add(layers("sparse MLA + DSA indexer", all - kda));
+  stage_.mlp = timer_.add(layers("dense MLP", all - moe));
+  stage_.moe = timer_.add(layers("MoE", moe));
+  stage_.head = timer_.add("lm_head + sampling");
+}
+
+// The largest scratch that one op takes on top of the forward pass's own buffers.
+int64_t Glm5::op_scratch_bytes() const {
+  const Config& c = config_;
+  const int64_t R = max_rows_, threads = pool_.threads();
+  const int64_t pools = max_context_ / c.index_kpool + 1;
+  int64_t bytes = kda_recurrence_scratch_floats(R, c.linear_num_heads, c.linear_head_dim) * 4;
+  bytes = std::max(bytes, index_select_scratch_bytes(R, pools));
+  bytes = std::max(bytes, sparse_mla_scratch_floats(c.num_attention_heads, select_width(), threads) * 4);
+  bytes = std::max(bytes, expert_ffn_scratch_bytes(R, c.num_experts_per_tok, c.n_routed_experts,
+                                                   c.hidden_size, c.moe_intermediate_size));
+  return bytes + (1 << 20);  // ops round their pieces up
+}
+
+Glm5::Glm5(Shape, const Config& config, int threads, int32_t max_rows, int64_t max_context)
+    : config_(config),
+      layout_(state_layout(config)),
+      loaded_(std::make_unique<LoadedWeights>()),
+      ops_(no_ops()),
+      pool_(1),
+      workspace_(Arena::measuring()),
+      max_rows_(max_rows),
+      max_context_(max_context),
+      measuring_(true) {
+  (void)threads;
+  loaded_->weights.layer.resize(static_cast<size_t>(config.num_hidden_layers));
+  find_parts();
+  add_stages();
+  exec_ = {&pool_, &workspace_, nullptr};
+}
+
+int64_t Glm5::workspace_bytes(const Config& config, int threads, int32_t max_rows, int64_t max_context) {
+  Glm5 model(Shape{}, config, threads, max_rows, max_context);
+  // The forward pass itself, with ops that do nothing, tells what it takes.
+  StepPlan step;
+  step.token.assign(static_cast<size_t>(max_rows), 0);
+  step.embedding.assign(static_cast<size_t>(max_rows), nullptr);
+  step.segment.push_back({0, max_rows, 0});
+  step.stream.push_back(nullptr);
+  for (int32_t i = 0; i < logits_rows(config, max_rows); ++i) step.logits_row.push_back(i);
+  model.forward(step);
+  const int64_t logits = int64_t{logits_rows(config, max_rows)} * config.vocab_size * 4 + 64;
+  return static_cast<int64_t>(model.workspace_.peak()) + model.op_scratch_bytes() + logits;
+}
+
+Glm5::Glm5(const Config& config, std::unique_ptr<LoadedWeights> weights, const OpTable& ops, int threads,
+           int32_t max_rows, int64_t max_context)
+    : config_(config),
+      layout_(state_layout(config)),
+      loaded_(std::move(weights)),
+      ops_(ops),
+      pool_(threads),
+      workspace_(static_cast<size_t>(workspace_bytes(config, threads, max_rows, max_context)), "workspace"),
+      max_rows_(max_rows),
+      max_context_(max_context) {
+  find_parts();
+  add_stages();
+  exec_ = {&pool_, &workspace_, nullptr};
+  logits_ = workspace_.take<float>(int64_t{logits_rows(config, max_rows)} * config.vocab_size);
+  const int32_t moe_layers =
+      static_cast<int32_t>(std::count(config.is_moe.begin(), config.is_moe.end(), true));
+  const Weights& w = loaded_->weights;
+  usage_ = std::make_unique<ExpertUsage>(moe_layers, config.n_routed_experts, w.slot_bytes);
+  diagnostics_.resize(config.is_kda.size());
+
+  info_.chemistry = config.model_type;
+  info_.vocab = config.vocab_size;
+  info_.hidden = config.hidden_size;
+  info_.layers = config.num_hidden_layers;
+  info_.moe_layers = moe_layers;
+  info_.experts = config.n_routed_experts;
+  info_.topk = config.num_experts_per_tok;
+  info_.threads = pool_.threads();
+  info_.dense_bytes = w.dense_bytes;
+  info_.expert_bytes = w.expert_bytes;
+  info_.slot_bytes = w.slot_bytes;
+  info_.slots = int64_t{moe_layers} * config.n_routed_experts;
+  info_.token_bytes = w.token_bytes;
+  info_.workspace_bytes = static_cast<int64_t>(workspace_.capacity());
+  info_.draft_tensors = w.draft_tensors;
+  info_.draft_bytes = w.draft_bytes;
+  info_.vision_tensors = w.vision_tensors;
+  info_.vision_bytes = w.vision_bytes;
+}
+
+}  // namespace rocket::glm5

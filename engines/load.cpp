@@ -1,0 +1,127 @@
+// Chooses the engine for a fuel, plans its memory and loads it.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "glm5-moe-nvfp4-2b/forward.h"
+#include "glm5-moe-nvfp4-2b/loader.h"
+#include "runtime/device.h"
+#include "runtime/engine.h"
+#include "runtime/session.h"
+
+namespace rocket {
+namespace {
+
+constexpr int64_t kReserveBytes = 256 << 20;  // for the program itself and what it asks of the system
+constexpr int64_t kDefaultContext = 8192;
+constexpr int32_t kDefaultRows = 256, kDefaultStreams = 8;
+
+struct Plan {
+  int threads = 1;
+  int32_t max_rows = 0, max_streams = 0;
+  int64_t max_context = 0;
+  int64_t dense = 0, workspace = 0, state = 0;  // bytes
+  std::vector<std::string> choices;
+
+  int64_t total() const { return dense + workspace + state; }
+};
+
+// Threads of which each would have less to do than its start costs are not worth it; the number is the
+// user's.
+int threads_for(const EngineOptions& options) {
+  if (options.threads < 0 || options.threads > 1024) {
+    throw InputError("threads: expected 0 (automatic) to 1024, found " + std::to_string(options.threads));
+  }
+  return options.threads > 0 ? options.threads : ThreadPool::available_cpus();
+}
+
+void fill_sizes(const glm5::Config& config, const StateLayout& layout, Plan& plan) {
+  plan.workspace = glm5::Glm5::workspace_bytes(config, plan.threads, plan.max_rows, plan.max_context);
+  // A stream's pages, and one block more for each stream: the state before a step with checkpoints.
+  plan.state = plan.max_streams * (layout.bytes(plan.max_context) + layout.stream_bytes());
+}
+
+[[noreturn]] void does_not_fit(const Plan& plan, const MemoryAvailable& available) {
+  throw PlanError("memory: needs " + format_bytes(plan.total() + kReserveBytes) + " (dense weights " +
+                      format_bytes(plan.dense) + ", state of " + std::to_string(plan.max_streams) +
+                      " streams of " + std::to_string(plan.max_context) + " tokens " +
+                      format_bytes(plan.state) + ", workspace " + format_bytes(plan.workspace) +
+                      ", reserve " + format_bytes(kReserveBytes) + "), available " +
+                      format_bytes(available.bytes) + " (" + available.source + ")",
+                  plan.dense + kReserveBytes > available.bytes
+                      ? "the dense weights alone do not fit: free memory, raise the container's limit, or "
+                        "use a smaller fuel"
+                      : "lower --max-context or --prefill-chunk, or free memory");
+}
+
+Plan make_plan(const EngineOptions& options, const glm5::Config& config, int64_t dense) {
+  const StateLayout layout = glm5::Glm5::state_layout(config);
+  const MemoryAvailable available = memory_available();
+  Plan plan;
+  plan.threads = threads_for(options);
+  plan.dense = dense;
+  if (options.max_rows < 0 || options.max_rows > 65536) {
+    throw InputError("rows a step: expected 0 (automatic) to 65536, found " +
+                     std::to_string(options.max_rows));
+  }
+  if (options.max_streams < 0 || options.max_streams > 65536) {
+    throw InputError("streams: expected 0 (automatic) to 65536, found " +
+                     std::to_string(options.max_streams));
+  }
+  if (options.max_context < 0 || options.max_context > config.max_position_embeddings) {
+    throw InputError("context: expected 0 (automatic) to the model's " +
+                         std::to_string(config.max_position_embeddings) + " tokens, found " +
+                         std::to_string(options.max_context),
+                     "lower --max-context");
+  }
+  plan.max_rows = options.max_rows ? options.max_rows : kDefaultRows;
+  plan.max_streams = options.max_streams ? options.max_streams : kDefaultStreams;
+  plan.max_context =
+      options.max_context ? options.max_context : std::min(config.max_position_embeddings, kDefaultContext);
+  const auto fits = [&](int64_t share) {
+    fill_sizes(config, layout, plan);
+    return plan.dense + plan.workspace + plan.state + kReserveBytes <=
+           plan.dense + (available.bytes - plan.dense) / share;
+  };
+  // What was left open gives way: streams first, while they would take more than half of what is left, then
+  // context.
+  while (!options.max_streams && plan.max_streams > 1 && !fits(2)) plan.max_streams /= 2;
+  while (!options.max_context && plan.max_context > 256 && !fits(1)) plan.max_context /= 2;
+  if (!fits(1)) does_not_fit(plan, available);
+  if (!options.max_context) {
+    plan.choices.push_back("context: " + std::to_string(plan.max_context) +
+                           " tokens (--max-context; the model's limit is " +
+                           std::to_string(config.max_position_embeddings) + ")");
+  }
+  return plan;
+}
+
+// What is open stays within the plan; checkpoints, forks and snapshots may take half of what is left beyond
+// it.
+int64_t state_budget(const Plan& plan) {
+  const int64_t left = memory_available().bytes - kReserveBytes - plan.state;
+  return plan.state + std::max<int64_t>(0, left / 2);
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
+  const std::string backend = choose_backend(options.backend);
+  const glm5::Config config = glm5::read_config(options.fuel_dir);
+  glm5::Loader loader(config, options.fuel_dir);
+  const Plan plan = make_plan(options, config, loader.dense_bytes());
+  auto model = std::make_unique<glm5::Glm5>(config, loader.load(options.progress), cpu_ops(), plan.threads,
+                                            plan.max_rows, plan.max_context);
+  EngineInfo& info = model->info();
+  info.fuel = options.fuel_dir;
+  info.backend = backend;
+  info.device = cpu_name() + ", " + std::to_string(plan.threads) +
+                (plan.threads == 1 ? " thread, " : " threads, ") + cpu_ops_isa();
+  info.choices = plan.choices;
+  return std::make_unique<Session>(
+      std::move(model), SessionLimits{plan.max_context, plan.max_rows, plan.max_streams, state_budget(plan)});
+}
+
+}  // namespace rocket

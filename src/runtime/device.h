@@ -1,0 +1,24 @@
+// Which accelerators there are, and which backend a run takes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace rocket {
+
+struct CudaDevice {
+  std::string name;
+  int64_t total_bytes = 0;
+  int arch = 0;  // 90 for sm_90, 121 for sm_121
+};
+
+// The NVIDIA devices that this build can see; empty without CUDA support, driver or device. `why` says why it
+// is empty.
+std::vector<CudaDevice> cuda_devices(std::string* why = nullptr);
+
+// "cpu" or "cuda" from "auto", "cpu" or "cuda". Throws InputError for another word, DeviceError where "cuda"
+// cannot be.
+std::string choose_backend(const std::string& requested);
+
+}  // namespace rocket

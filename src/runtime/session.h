@@ -1,0 +1,78 @@
+// Streams, steps, checkpoints and snapshots over a Model: the Engine that programs see.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/model.h"
+
+namespace rocket {
+
+struct SessionLimits {
+  int64_t max_context = 0;
+  int32_t max_rows = 0;
+  int32_t max_streams = 0;
+  int64_t state_budget_bytes = 0;  // streams, checkpoints and snapshots together
+};
+
+class Session : public Engine {
+ public:
+  Session(std::unique_ptr<Model> model, const SessionLimits& limits);
+
+  const EngineInfo& info() const override { return info_; }
+  StreamId open() override;
+  void close(StreamId stream) override;
+  int64_t position(StreamId stream) const override;
+  StreamId fork(StreamId stream) override;
+  StepResult step(const Step& step) override;
+  void commit(StreamId stream, int32_t rows) override;
+  void snapshot(StreamId stream, const std::string& name) override;
+  StreamId restore(const std::string& name) override;
+  void drop_snapshot(const std::string& name) override;
+  std::vector<std::string> snapshots() const override;
+  void save_snapshot(const std::string& name, const std::string& file) override;
+  void load_snapshot(const std::string& name, const std::string& file) override;
+  void truncate(StreamId stream, int64_t position) override;
+  int32_t sample(int32_t logits_row, const SamplingParams& sampling, uint64_t counter) override;
+  std::vector<float> state(StreamId stream, const std::string& name) const override;
+  const EngineStats& stats() const override { return model_->stats(); }
+  void set_profile(bool on) override { model_->timer().set(on); }
+  std::vector<StageTime> profile() const override { return model_->timer().stages(); }
+  void set_diagnostics(bool on) override { model_->set_diagnostics(on); }
+  std::vector<LayerDiagnostics> diagnostics() const override { return model_->diagnostics(); }
+  void set_record(bool on) override { model_->set_record(on); }
+  const StepRecord& record() const override { return model_->record(); }
+
+ private:
+  struct Stream {
+    std::unique_ptr<StreamState> state;
+    bool broken = false;  // a step failed half-way: its recurrent state is neither before nor after
+    // Checkpoints of the last step: blocks by number of rows kept (0 = before the step).
+    int64_t step_start = 0;
+    std::map<int32_t, StatePool::Block> checkpoints;
+  };
+
+  Stream& stream(StreamId id);
+  const Stream& stream(StreamId id) const;
+  Stream& usable(StreamId id);
+  StreamId place(std::unique_ptr<StreamState> state);
+  const StreamState& named(const std::string& name) const;
+  StepPlan check(const Step& step) const;
+  void check_row(const Row& row, size_t index, int64_t expected) const;
+  void prepare(const Step& step, StepPlan& plan);
+  void replay(StreamId id, const StreamState& past, int64_t position);
+
+  std::unique_ptr<Model> model_;
+  SessionLimits limits_;
+  EngineInfo info_;
+  StatePool pool_;
+  std::vector<std::optional<Stream>> streams_;
+  std::map<std::string, std::unique_ptr<StreamState>> snapshots_;
+  const float* logits_ = nullptr;
+  int32_t logits_rows_ = 0;
+};
+
+}  // namespace rocket
