@@ -14,14 +14,21 @@ namespace check {
 
 constexpr double kUnit = 0x1p-24;  // largest relative error of one float32 rounding
 
-// Limit for a result that `steps` float32 roundings in a row led to. They are independent, so their sum grows with the
-// square root of their number; a rounding's standard deviation is below kUnit / sqrt(3), and 4 kUnit is seven of these.
-inline double rounding(double steps) { return 4 * kUnit * std::sqrt(steps); }
+// Limit for a result that `steps` float32 roundings in a row led to. They are independent, so their sum grows
+// with the square root of their number; a rounding's standard deviation is below kUnit / sqrt(3), and 4 kUnit
+// is seven of these.
+inline double rounding(double steps) {
+  return 4 * kUnit * std::sqrt(steps);
+}
 
 // Roundings in a row in a sum of n terms over 16 lanes: one a step of a lane, and the tree.
-inline double lane_steps(int64_t n) { return static_cast<double>(n) / 16 + 4; }
+inline double lane_steps(int64_t n) {
+  return static_cast<double>(n) / 16 + 4;
+}
 
-inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+inline double sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
 
 // Runs f(ops, name) on each instruction set that this CPU has.
 template <typename F>
@@ -63,7 +70,8 @@ class Pages {
   std::vector<float*> page_;
 };
 
-// Cuts rows into chunks of `chunk` rows (0 = of random lengths 1 … 9, -1 = all at once): first rows of the chunks, then `rows`.
+// Cuts rows into chunks of `chunk` rows (0 = of random lengths 1 … 9, -1 = all at once): first rows of the
+// chunks, then `rows`.
 inline std::vector<int32_t> cuts(int32_t rows, int32_t chunk) {
   std::vector<int32_t> at{0};
   while (at.back() < rows) {

@@ -7,8 +7,8 @@ using namespace rocket;
 using check::expect;
 
 // `shift` bytes put the table at an odd address, as in a mapped checkpoint.
-void run(const OpTable& ops, const std::string& isa, bool bf16, int32_t rows, int32_t streams, int64_t hidden, int shift,
-         int ready) {
+void run(const OpTable& ops, const std::string& isa, bool bf16, int32_t rows, int32_t streams, int64_t hidden,
+         int shift, int ready) {
   constexpr int32_t kVocab = 37;
   const std::string what = isa + (bf16 ? "bf16" : "f32") + " rows " + std::to_string(rows) + " streams " +
                            std::to_string(streams) + " hidden " + std::to_string(hidden);

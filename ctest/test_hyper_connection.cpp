@@ -33,8 +33,10 @@ Inputs inputs(const Case& c) {
   for (size_t i = 0; i < in.fn.size(); ++i) {
     const uint16_t half = f32_to_bf16(in.fn[i]);
     if (c.bf16) in.fn[i] = bf16_to_f32(half);
-    if (c.bf16) std::memcpy(in.stored.data() + c.shift + 2 * i, &half, 2);
-    else std::memcpy(in.stored.data() + c.shift + 4 * i, &in.fn[i], 4);
+    if (c.bf16)
+      std::memcpy(in.stored.data() + c.shift + 2 * i, &half, 2);
+    else
+      std::memcpy(in.stored.data() + c.shift + 4 * i, &in.fn[i], 4);
   }
   HyperPreParams& p = in.p;
   p.x = in.x.data();
@@ -133,7 +135,11 @@ Reference reference(const Inputs& in, const float* mix) {
     const Doubles w(mix + r * p.fn.out, mix + (r + 1) * p.fn.out);
     Doubles pre(n), comb(n * n);
     for (int64_t o = 0; o < p.fn.out; ++o) {
-      ref.largest = std::max(ref.largest, std::fabs(p.scale[o < n ? 0 : o < 2 * n ? 1 : 2] * w[o] + p.base[o]));
+      ref.largest = std::max(ref.largest, std::fabs(p.scale[o < n       ? 0
+                                                            : o < 2 * n ? 1
+                                                                        : 2] *
+                                                        w[o] +
+                                                    p.base[o]));
     }
     for (int i = 0; i < n; ++i) {
       pre[i] = check::sigmoid(p.scale[0] * w[i] + p.base[i]) + p.hc_eps;
@@ -178,8 +184,11 @@ double stray(const T* comb, int64_t matrices, int n) {
 }
 
 void check_pre(const OpTable& ops, const std::string& isa, const Case& c) {
-  const std::string what = isa + "pre rows " + std::to_string(c.rows) + " N " + std::to_string(c.streams) + " H " +
-                           std::to_string(c.hidden) + (c.bf16 ? " bf16" : "") + (c.comb_scale > 2 ? " peaked" : c.comb_scale < 0.5 ? " tame" : "");
+  const std::string what = isa + "pre rows " + std::to_string(c.rows) + " N " + std::to_string(c.streams) +
+                           " H " + std::to_string(c.hidden) + (c.bf16 ? " bf16" : "") +
+                           (c.comb_scale > 2     ? " peaked"
+                            : c.comb_scale < 0.5 ? " tame"
+                                                 : "");
   Inputs in = inputs(c);
   check::Bench bench(2);
   Outputs out(c, in.p, ops, bench, what);
@@ -189,26 +198,29 @@ void check_pre(const OpTable& ops, const std::string& isa, const Case& c) {
   const int64_t flat = static_cast<int64_t>(c.streams) * c.hidden;
   check::close(what + ": mix logits", out.mix.data(), logits.data(), out.mix.size(),
                check::rounding(check::lane_steps(std::min<int64_t>(flat, 2048)) + 16), 8.35e-07);
-  // An argument z of sigmoid or exp is off by up to z kUnit; exp and the division of the softmax add about six roundings.
-  // Each half-step of Sinkhorn divides by what it has just summed, so errors do not pile up: N additions, a division.
+  // An argument z of sigmoid or exp is off by up to z kUnit; exp and the division of the softmax add about
+  // six roundings. Each half-step of Sinkhorn divides by what it has just summed, so errors do not pile up: N
+  // additions, a division.
   const double argument = ref.largest * check::kUnit, late = argument + check::rounding(c.streams + 8);
   check::close(what + ": post", out.post.data(), ref.post.data(), out.post.size(), late);
   check::close(what + ": comb", out.comb.data(), ref.comb.data(), out.comb.size(), late, 3.14e-07);
   check::close(what + ": normed input", out.y.data(), ref.y.data(), out.y.size(),
                argument + check::rounding(check::lane_steps(c.hidden) / 4 + c.streams + 12));
 
-  // Dividing by (sum + eps) leaves sums of sum / (sum + eps), that is 1 - eps: the distance from 1 is eps and what
-  // float32 adds, plus what twenty rounds have not yet balanced where logits differ much; the double reference shows that.
-  const double apart = stray(out.comb.data(), c.rows, c.streams), exact = stray(ref.comb.data(), c.rows, c.streams);
-  std::printf("      %-58s %.2e  in double %.2e  (published: 9.9e-07)\n", (what + ": sums differ from 1 by").c_str(), apart,
-              exact);
+  // Dividing by (sum + eps) leaves sums of sum / (sum + eps), that is 1 - eps: the distance from 1 is eps and
+  // what float32 adds, plus what twenty rounds have not yet balanced where logits differ much; the double
+  // reference shows that.
+  const double apart = stray(out.comb.data(), c.rows, c.streams),
+               exact = stray(ref.comb.data(), c.rows, c.streams);
+  std::printf("      %-58s %.2e  in double %.2e  (published: 9.9e-07)\n",
+              (what + ": sums differ from 1 by").c_str(), apart, exact);
   check::expect(apart <= exact + late, what + ": as doubly stochastic as in double");
   if (c.comb_scale < 0.5) check::expect(apart <= in.p.hc_eps + late, what + ": doubly stochastic");
 }
 
 void check_bits(const OpTable& ops, const std::string& isa, const Case& c) {
-  const std::string what = isa + "pre rows " + std::to_string(c.rows) + " N " + std::to_string(c.streams) + " H " +
-                           std::to_string(c.hidden) + ", bits";
+  const std::string what = isa + "pre rows " + std::to_string(c.rows) + " N " + std::to_string(c.streams) +
+                           " H " + std::to_string(c.hidden) + ", bits";
   Inputs in = inputs(c);
   check::Bench bench(2);
   Outputs whole(c, in.p, ops, bench, what);
@@ -235,8 +247,8 @@ void check_bits(const OpTable& ops, const std::string& isa, const Case& c) {
 }
 
 void check_post(const OpTable& ops, const std::string& isa, const Case& c) {
-  const std::string what = isa + "post rows " + std::to_string(c.rows) + " N " + std::to_string(c.streams) + " H " +
-                           std::to_string(c.hidden);
+  const std::string what = isa + "post rows " + std::to_string(c.rows) + " N " + std::to_string(c.streams) +
+                           " H " + std::to_string(c.hidden);
   const int n = c.streams;
   const int64_t flat = static_cast<int64_t>(n) * c.hidden;
   const std::vector<float> old = check::normal(c.rows * flat), block = check::normal(c.rows * c.hidden);
@@ -284,8 +296,8 @@ void check_post(const OpTable& ops, const std::string& isa, const Case& c) {
 }
 
 void check_head(const OpTable& ops, const std::string& isa, const Case& c) {
-  const std::string what = isa + "head rows " + std::to_string(c.rows) + " N " + std::to_string(c.streams) + " H " +
-                           std::to_string(c.hidden);
+  const std::string what = isa + "head rows " + std::to_string(c.rows) + " N " + std::to_string(c.streams) +
+                           " H " + std::to_string(c.hidden);
   const int64_t flat = static_cast<int64_t>(c.streams) * c.hidden;
   const std::vector<float> x = check::normal(c.rows * flat), w = check::normal(c.hidden);
   std::vector<int32_t> index;
@@ -311,7 +323,8 @@ void check_head(const OpTable& ops, const std::string& isa, const Case& c) {
       m[h] /= c.streams;
       squares += m[h] * m[h];
     }
-    for (int32_t h = 0; h < c.hidden; ++h) expected.push_back(m[h] / std::sqrt(squares / c.hidden + p.rms_eps) * w[h]);
+    for (int32_t h = 0; h < c.hidden; ++h)
+      expected.push_back(m[h] / std::sqrt(squares / c.hidden + p.rms_eps) * w[h]);
   }
   check::close(what, y.data(), expected.data(), y.size(),
                check::rounding(check::lane_steps(c.hidden) / 4 + 2 * c.streams + 5));
@@ -326,20 +339,24 @@ void nan_stays_in_its_row(const OpTable& ops, const std::string& isa) {
   for (int64_t i = 0; i < out.y.size(); ++i) {
     check::expect(std::isnan(out.y[i]) == (i / 64 == 3), isa + "a NaN spoils its own row and no other");
   }
-  for (int64_t i = 0; i < out.comb.size(); ++i) check::expect(std::isnan(out.comb[i]) == (i / 16 == 3), isa + "NaN in comb");
+  for (int64_t i = 0; i < out.comb.size(); ++i)
+    check::expect(std::isnan(out.comb[i]) == (i / 16 == 3), isa + "NaN in comb");
 }
 
 }  // namespace
 
 int main() {
   check::on_each_isa([](const OpTable& ops, const std::string& isa) {
-    for (const Case& c : {Case{1, 4, 1024}, Case{3, 4, 256, true, 1}, Case{64, 4, 100, false, 3}, Case{5, 4, 4096, true},
-                          Case{19, 3, 37, true}, Case{2, 8, 640}, Case{4, 2, 7}, Case{1, 1, 48}, Case{33, 4, 64, false, 0, 8}, Case{32, 4, 512, false, 0, 0.3f},
-                          Case{16, 8, 128, true, 0, 0.3f}}) {
+    for (const Case& c :
+         {Case{1, 4, 1024}, Case{3, 4, 256, true, 1}, Case{64, 4, 100, false, 3}, Case{5, 4, 4096, true},
+          Case{19, 3, 37, true}, Case{2, 8, 640}, Case{4, 2, 7}, Case{1, 1, 48}, Case{33, 4, 64, false, 0, 8},
+          Case{32, 4, 512, false, 0, 0.3f}, Case{16, 8, 128, true, 0, 0.3f}}) {
       check_pre(ops, isa, c);
     }
-    for (const Case& c : {Case{37, 4, 1024}, Case{20, 4, 100, true}, Case{9, 3, 2048}}) check_bits(ops, isa, c);
-    for (const Case& c : {Case{1, 4, 4096}, Case{64, 4, 100}, Case{7, 3, 37}, Case{2, 8, 1030}, Case{3, 1, 5}}) {
+    for (const Case& c : {Case{37, 4, 1024}, Case{20, 4, 100, true}, Case{9, 3, 2048}})
+      check_bits(ops, isa, c);
+    for (const Case& c :
+         {Case{1, 4, 4096}, Case{64, 4, 100}, Case{7, 3, 37}, Case{2, 8, 1030}, Case{3, 1, 5}}) {
       check_post(ops, isa, c);
       check_head(ops, isa, c);
     }

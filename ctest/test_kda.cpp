@@ -1,4 +1,5 @@
-// KDA against double precision: convolution and its tail, gates, recurrence with state and checkpoints, gated norm.
+// KDA against double precision: convolution and its tail, gates, recurrence with state and checkpoints, gated
+// norm.
 #include <algorithm>
 
 #include "ops_check.h"
@@ -12,8 +13,8 @@ using Floats = std::vector<float>;
 // Rows of several streams as steps: each step takes the next rows of some streams.
 struct Plan {
   int32_t streams;
-  int32_t rows;     // of each stream
-  int32_t chunk;    // rows a step takes of a stream: > 0 fixed, 0 random, -1 all
+  int32_t rows;   // of each stream
+  int32_t chunk;  // rows a step takes of a stream: > 0 fixed, 0 random, -1 all
   int threads;
 };
 
@@ -75,7 +76,8 @@ ConvResult run_conv(const OpTable& ops, const ConvCase& c, const Plan& plan, con
     check::Guarded<float> y(rows * ldy), saved(rows * tail_size);
     std::vector<float*> tails, checkpoints;
     for (const int32_t s : step.stream) tails.push_back(out.tail.data() + s * tail_size);
-    for (int64_t r = 0; r < rows; ++r) checkpoints.push_back(r % 3 == 2 ? nullptr : saved.data() + r * tail_size);
+    for (int64_t r = 0; r < rows; ++r)
+      checkpoints.push_back(r % 3 == 2 ? nullptr : saved.data() + r * tail_size);
     KdaConvParams p;
     p.x = in.data();
     p.ldx = ldx;
@@ -107,8 +109,8 @@ ConvResult run_conv(const OpTable& ops, const ConvCase& c, const Plan& plan, con
 }
 
 void check_conv(const OpTable& ops, const std::string& isa, const ConvCase& c) {
-  const std::string what = isa + "conv rows " + std::to_string(c.rows) + " C " + std::to_string(c.channels) + " taps " +
-                           std::to_string(c.taps);
+  const std::string what = isa + "conv rows " + std::to_string(c.rows) + " C " + std::to_string(c.channels) +
+                           " taps " + std::to_string(c.taps);
   const int64_t width = c.channels, keep = c.taps - 1;
   const Floats x = check::normal(c.streams * c.rows * width), w = check::normal(c.taps * width);
   const Floats tail = check::normal(c.streams * keep * width);
@@ -124,7 +126,8 @@ void check_conv(const OpTable& ops, const std::string& isa, const ConvCase& c) {
     for (int64_t t = 0; t < c.rows; ++t) {
       for (int64_t ch = 0; ch < width; ++ch) {
         double sum = 0;
-        for (int64_t j = 0; j < c.taps; ++j) sum += static_cast<double>(w[j * width + ch]) * u(s, t - keep + j, ch);
+        for (int64_t j = 0; j < c.taps; ++j)
+          sum += static_cast<double>(w[j * width + ch]) * u(s, t - keep + j, ch);
         y.push_back(sum * check::sigmoid(sum));
       }
       for (int64_t j = 0; j < keep; ++j) {
@@ -137,8 +140,9 @@ void check_conv(const OpTable& ops, const std::string& isa, const ConvCase& c) {
   check::close(what + ", silu", found.y.data(), y.data(), y.size(), check::rounding(c.taps + 8));
   check::equal(what + ": tail", found.tail.data(), after.data(), after.size());
 
-  for (const Plan& plan : {Plan{c.streams, c.rows, 1, 1}, Plan{c.streams, c.rows, 2, 3}, Plan{c.streams, c.rows, 3, 2},
-                           Plan{c.streams, c.rows, 7, 2}, Plan{c.streams, c.rows, 0, 3}}) {
+  for (const Plan& plan :
+       {Plan{c.streams, c.rows, 1, 1}, Plan{c.streams, c.rows, 2, 3}, Plan{c.streams, c.rows, 3, 2},
+        Plan{c.streams, c.rows, 7, 2}, Plan{c.streams, c.rows, 0, 3}}) {
     const ConvResult other = run_conv(ops, c, plan, x, w, tail, what);
     check::same_bits(what + " in chunks: y", other.y.data(), found.y.data(), found.y.size());
     check::same_bits(what + " in chunks: tail", other.tail.data(), found.tail.data(), found.tail.size());
@@ -154,9 +158,11 @@ void check_conv(const OpTable& ops, const std::string& isa, const ConvCase& c) {
 
 // --- gates ---
 
-void check_gates(const OpTable& ops, const std::string& isa, int32_t rows, int32_t heads, int32_t dim, bool bounded) {
-  const std::string what = isa + "gate " + (bounded ? "bounded" : "softplus") + " rows " + std::to_string(rows) + " heads " +
-                           std::to_string(heads) + " D " + std::to_string(dim);
+void check_gates(const OpTable& ops, const std::string& isa, int32_t rows, int32_t heads, int32_t dim,
+                 bool bounded) {
+  const std::string what = isa + "gate " + (bounded ? "bounded" : "softplus") + " rows " +
+                           std::to_string(rows) + " heads " + std::to_string(heads) + " D " +
+                           std::to_string(dim);
   const int64_t width = static_cast<int64_t>(heads) * dim;
   Floats f = check::normal(rows * width, 4.0), bias = check::normal(width);
   const Floats b = check::normal(rows * heads, 2.0), a_log = check::normal(heads);
@@ -184,12 +190,14 @@ void check_gates(const OpTable& ops, const std::string& isa, int32_t rows, int32
     for (int64_t i = 0; i < width; ++i) {
       const double a = std::exp(static_cast<double>(a_log[i / dim]));
       const double z = static_cast<double>(f[r * width + i]) + bias[i];
-      expected.push_back(bounded ? -5.0 * check::sigmoid(a * z) : -a * (z > 20 ? z : std::log1p(std::exp(z))));
+      expected.push_back(bounded ? -5.0 * check::sigmoid(a * z)
+                                 : -a * (z > 20 ? z : std::log1p(std::exp(z))));
     }
     for (int64_t h = 0; h < heads; ++h) strength.push_back(check::sigmoid(b[r * heads + h]));
   }
-  // Bounded: the largest slope of sigmoid is 1/4, where its argument is small; its absolute error there, from exp(A_log),
-  // a sum and a product, is below that of exp itself. Softplus: relative errors of exp, log1p and a product.
+  // Bounded: the largest slope of sigmoid is 1/4, where its argument is small; its absolute error there, from
+  // exp(A_log), a sum and a product, is below that of exp itself. Softplus: relative errors of exp, log1p and
+  // a product.
   check::close(what, g.data(), expected.data(), expected.size(), check::rounding(bounded ? 6 : 4));
   check::close(what + ": beta", beta.data(), strength.data(), strength.size(), check::rounding(4));
 
@@ -221,8 +229,12 @@ struct RecurrenceInputs {
 
 RecurrenceInputs recurrence_inputs(const RecurrenceCase& c) {
   const int64_t n = static_cast<int64_t>(c.streams) * c.rows * c.heads;
-  RecurrenceInputs in{check::normal(n * c.dim), check::normal(n * c.dim), check::normal(n * c.dim), check::normal(n * c.dim),
-                      check::normal(n), check::normal(static_cast<int64_t>(c.streams) * c.heads * c.dim * c.dim, 0.3)};
+  RecurrenceInputs in{check::normal(n * c.dim),
+                      check::normal(n * c.dim),
+                      check::normal(n * c.dim),
+                      check::normal(n * c.dim),
+                      check::normal(n),
+                      check::normal(static_cast<int64_t>(c.streams) * c.heads * c.dim * c.dim, 0.3)};
   // Log-decays between -5 and 0, most of them near 0 as in a model that remembers.
   for (float& g : in.g) g = static_cast<float>(-5 * check::sigmoid(2.0 * g - 4.0));
   for (float& b : in.beta) b = static_cast<float>(check::sigmoid(b));
@@ -233,8 +245,8 @@ struct RecurrenceResult {
   Floats o, state, checkpoint;
 };
 
-RecurrenceResult run_recurrence(const OpTable& ops, const RecurrenceCase& c, const Plan& plan, const RecurrenceInputs& in,
-                                const std::string& what) {
+RecurrenceResult run_recurrence(const OpTable& ops, const RecurrenceCase& c, const Plan& plan,
+                                const RecurrenceInputs& in, const std::string& what) {
   const int64_t width = static_cast<int64_t>(c.heads) * c.dim, ld = width + 5;
   const int64_t size = width * c.dim;
   RecurrenceResult out{Floats(in.q.size()), in.state, Floats(c.streams * c.rows * size, NAN)};
@@ -253,7 +265,8 @@ RecurrenceResult run_recurrence(const OpTable& ops, const RecurrenceCase& c, con
     check::Guarded<float> o(rows * width), saved(rows * size);
     std::vector<float*> states, checkpoints;
     for (const int32_t s : step.stream) states.push_back(out.state.data() + s * size);
-    for (int64_t r = 0; r < rows; ++r) checkpoints.push_back(step.source[r] % 2 ? saved.data() + r * size : nullptr);
+    for (int64_t r = 0; r < rows; ++r)
+      checkpoints.push_back(step.source[r] % 2 ? saved.data() + r * size : nullptr);
     KdaRecurrenceParams p;
     p.q = q.data();
     p.k = k.data();
@@ -330,13 +343,14 @@ RecurrenceReference recurrence_reference(const RecurrenceCase& c, const Recurren
 }
 
 void check_recurrence(const OpTable& ops, const std::string& isa, const RecurrenceCase& c) {
-  const std::string what = isa + "recurrence streams " + std::to_string(c.streams) + " rows " + std::to_string(c.rows) +
-                           " heads " + std::to_string(c.heads) + " D " + std::to_string(c.dim);
+  const std::string what = isa + "recurrence streams " + std::to_string(c.streams) + " rows " +
+                           std::to_string(c.rows) + " heads " + std::to_string(c.heads) + " D " +
+                           std::to_string(c.dim);
   const RecurrenceInputs in = recurrence_inputs(c);
   const RecurrenceResult found = run_recurrence(ops, c, {c.streams, c.rows, -1, 2}, in, what);
   const RecurrenceReference ref = recurrence_reference(c, in);
-  // A state element takes three roundings a row, most of them forgotten again by the decay and the delta rule; what a row
-  // reads and writes back is a sum over Dk, one rounding a term.
+  // A state element takes three roundings a row, most of them forgotten again by the decay and the delta
+  // rule; what a row reads and writes back is a sum over Dk, one rounding a term.
   const double limit = check::rounding(c.dim + 3.0 * std::min(c.rows, 64));
   check::close(what + ": readout", found.o.data(), ref.o.data(), found.o.size(), limit, 2.82e-03);
   check::close(what + ": state", found.state.data(), ref.state.data(), found.state.size(), limit);
@@ -351,8 +365,9 @@ void check_recurrence(const OpTable& ops, const std::string& isa, const Recurren
     check::expect(!saved.empty(), what + ": checkpoints were written");
     check::close(what + ": checkpoints", saved.data(), expected.data(), saved.size(), limit);
   }
-  for (const Plan& plan : {Plan{c.streams, c.rows, 1, 1}, Plan{c.streams, c.rows, 3, 3}, Plan{c.streams, c.rows, 7, 2},
-                           Plan{c.streams, c.rows, 0, 2}, Plan{c.streams, c.rows, -1, 1}}) {
+  for (const Plan& plan :
+       {Plan{c.streams, c.rows, 1, 1}, Plan{c.streams, c.rows, 3, 3}, Plan{c.streams, c.rows, 7, 2},
+        Plan{c.streams, c.rows, 0, 2}, Plan{c.streams, c.rows, -1, 1}}) {
     const RecurrenceResult other = run_recurrence(ops, c, plan, in, what);
     check::same_bits(what + " in chunks: o", other.o.data(), found.o.data(), found.o.size());
     check::same_bits(what + " in chunks: state", other.state.data(), found.state.data(), found.state.size());
@@ -374,11 +389,14 @@ void check_l2norm(const OpTable& ops, const std::string& isa) {
   for (int64_t i = 0; i < c.heads * c.dim; ++i) {
     k.push_back(found.state[i * c.dim]);
     double squares = 1e-6;
-    for (int64_t j = i / c.dim * c.dim; j < (i / c.dim + 1) * c.dim; ++j) squares += static_cast<double>(in.k[j]) * in.k[j];
+    for (int64_t j = i / c.dim * c.dim; j < (i / c.dim + 1) * c.dim; ++j)
+      squares += static_cast<double>(in.k[j]) * in.k[j];
     expected.push_back(in.k[i] / std::sqrt(squares));
   }
-  // The sum of squares, halved by the root, then root and division. (Published: 0, against float32 in the same order.)
-  check::close(isa + "l2norm", k.data(), expected.data(), k.size(), check::rounding(check::lane_steps(c.dim) / 4 + 2));
+  // The sum of squares, halved by the root, then root and division. (Published: 0, against float32 in the
+  // same order.)
+  check::close(isa + "l2norm", k.data(), expected.data(), k.size(),
+               check::rounding(check::lane_steps(c.dim) / 4 + 2));
 }
 
 void nan_stays_in_its_stream(const OpTable& ops, const std::string& isa) {
@@ -388,15 +406,16 @@ void nan_stays_in_its_stream(const OpTable& ops, const std::string& isa) {
   const RecurrenceResult found = run_recurrence(ops, c, {3, 6, -1, 2}, in, isa + "NaN");
   for (int64_t i = 0; i < static_cast<int64_t>(found.o.size()); ++i) {
     const bool hit = i / 32 >= c.rows + 2 && i / 32 < 2 * c.rows && i % 32 == 5;
-    check::expect(std::isnan(found.o[i]) == hit, isa + "a NaN value spoils its column of its stream from its row on");
+    check::expect(std::isnan(found.o[i]) == hit,
+                  isa + "a NaN value spoils its column of its stream from its row on");
   }
 }
 
 // --- gated norm ---
 
 void check_gated_norm(const OpTable& ops, const std::string& isa, int32_t rows, int32_t heads, int32_t dim) {
-  const std::string what = isa + "gated norm rows " + std::to_string(rows) + " heads " + std::to_string(heads) + " D " +
-                           std::to_string(dim);
+  const std::string what = isa + "gated norm rows " + std::to_string(rows) + " heads " +
+                           std::to_string(heads) + " D " + std::to_string(dim);
   const int64_t n = static_cast<int64_t>(rows) * heads * dim;
   const Floats o = check::normal(n), gate = check::normal(n, 3.0), w = check::normal(dim);
   check::Guarded<float> y(n);
@@ -437,8 +456,8 @@ void check_gated_norm(const OpTable& ops, const std::string& isa, int32_t rows, 
 
 int main() {
   check::on_each_isa([](const OpTable& ops, const std::string& isa) {
-    for (const ConvCase& c : {ConvCase{1, 1, 384, 4}, ConvCase{3, 20, 3072, 4}, ConvCase{2, 64, 77, 4}, ConvCase{4, 5, 300, 2},
-                              ConvCase{2, 11, 40, 8}, ConvCase{1, 2, 16, 3}}) {
+    for (const ConvCase& c : {ConvCase{1, 1, 384, 4}, ConvCase{3, 20, 3072, 4}, ConvCase{2, 64, 77, 4},
+                              ConvCase{4, 5, 300, 2}, ConvCase{2, 11, 40, 8}, ConvCase{1, 2, 16, 3}}) {
       check_conv(ops, isa, c);
     }
     for (const bool bounded : {true, false}) {
@@ -446,9 +465,10 @@ int main() {
       check_gates(ops, isa, 37, 3, 24, bounded);
       check_gates(ops, isa, 64, 2, 40, bounded);
     }
-    for (const RecurrenceCase& c : {RecurrenceCase{1, 1, 8, 128}, RecurrenceCase{2, 64, 2, 128}, RecurrenceCase{3, 17, 3, 64},
-                                    RecurrenceCase{2, 9, 5, 8}, RecurrenceCase{1, 33, 2, 40}, RecurrenceCase{4, 4, 3, 24},
-                                    RecurrenceCase{1, 20, 1, 256}, RecurrenceCase{2, 12, 2, 200}}) {
+    for (const RecurrenceCase& c :
+         {RecurrenceCase{1, 1, 8, 128}, RecurrenceCase{2, 64, 2, 128}, RecurrenceCase{3, 17, 3, 64},
+          RecurrenceCase{2, 9, 5, 8}, RecurrenceCase{1, 33, 2, 40}, RecurrenceCase{4, 4, 3, 24},
+          RecurrenceCase{1, 20, 1, 256}, RecurrenceCase{2, 12, 2, 200}}) {
       check_recurrence(ops, isa, c);
     }
     check_l2norm(ops, isa);

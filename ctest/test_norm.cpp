@@ -8,12 +8,12 @@ using namespace rocket;
 struct Case {
   int32_t rows, dim;
   bool layer;
-  int64_t extra;     // floats between rows beyond dim
-  double mean = 0;   // of the inputs
+  int64_t extra;    // floats between rows beyond dim
+  double mean = 0;  // of the inputs
 };
 
-std::vector<double> reference(const Case& c, const std::vector<float>& x, int64_t ld, const std::vector<float>& w,
-                              const std::vector<float>& b, double eps) {
+std::vector<double> reference(const Case& c, const std::vector<float>& x, int64_t ld,
+                              const std::vector<float>& w, const std::vector<float>& b, double eps) {
   std::vector<double> y;
   for (int32_t r = 0; r < c.rows; ++r) {
     const float* row = x.data() + r * ld;
@@ -30,8 +30,8 @@ std::vector<double> reference(const Case& c, const std::vector<float>& x, int64_
 }
 
 void run(const OpTable& ops, const std::string& isa, const Case& c) {
-  const std::string what = isa + (c.layer ? "LayerNorm" : "RMSNorm") + " rows " + std::to_string(c.rows) + " dim " +
-                           std::to_string(c.dim) + (c.mean != 0 ? " far mean" : "");
+  const std::string what = isa + (c.layer ? "LayerNorm" : "RMSNorm") + " rows " + std::to_string(c.rows) +
+                           " dim " + std::to_string(c.dim) + (c.mean != 0 ? " far mean" : "");
   const int64_t ld = c.dim + c.extra;
   std::vector<float> x = check::normal(c.rows * ld);
   for (float& v : x) v += static_cast<float>(c.mean);
@@ -61,9 +61,11 @@ void run(const OpTable& ops, const std::string& isa, const Case& c) {
     }
   }
   const std::vector<double> expected = reference(c, x, ld, w, b, p.eps);
-  // The sum of squares (its error halved by the root), then about five roundings. Values around a far mean have lost
-  // that many bits before the op sees them; subtracting a mean that is rounded at its own size costs mean * kUnit.
-  const double limit = check::rounding(check::lane_steps(c.dim) / 4 + 5) + 4 * std::fabs(c.mean) * check::kUnit;
+  // The sum of squares (its error halved by the root), then about five roundings. Values around a far mean
+  // have lost that many bits before the op sees them; subtracting a mean that is rounded at its own size
+  // costs mean * kUnit.
+  const double limit =
+      check::rounding(check::lane_steps(c.dim) / 4 + 5) + 4 * std::fabs(c.mean) * check::kUnit;
   check::close(what, found.data(), expected.data(), static_cast<int64_t>(found.size()), limit);
 
   for (int threads = 1; threads <= 3; ++threads) {
@@ -100,7 +102,8 @@ void nan_stays_in_its_row(const OpTable& ops, const std::string& isa) {
   check::Bench bench(2);
   ops.norm(p, bench.exec);
   for (int32_t i = 0; i < 3 * kDim; ++i) {
-    check::expect(std::isnan(y[i]) == (i / kDim == 1), isa + "a NaN spoils its own row, all of it, and no other");
+    check::expect(std::isnan(y[i]) == (i / kDim == 1),
+                  isa + "a NaN spoils its own row, all of it, and no other");
   }
 }
 
@@ -109,8 +112,9 @@ void nan_stays_in_its_row(const OpTable& ops, const std::string& isa) {
 int main() {
   check::on_each_isa([](const OpTable& ops, const std::string& isa) {
     for (const bool layer : {false, true}) {
-      for (const Case& c : {Case{1, 1024, layer, 0}, Case{64, 256, layer, 5}, Case{7, 4096, layer, 0}, Case{33, 100, layer, 3},
-                            Case{5, 16, layer, 0}, Case{2, 7, layer, 1}, Case{3, 129, layer, 16}}) {
+      for (const Case& c :
+           {Case{1, 1024, layer, 0}, Case{64, 256, layer, 5}, Case{7, 4096, layer, 0},
+            Case{33, 100, layer, 3}, Case{5, 16, layer, 0}, Case{2, 7, layer, 1}, Case{3, 129, layer, 16}}) {
         run(ops, isa, c);
       }
     }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "ops/cpu_ops.h"
-#include "ops/float_key.h"
 
 namespace rocket {
 namespace {
@@ -27,11 +26,15 @@ struct Candidate {
   bool operator<(const Candidate& other) const { return p != other.p ? p > other.p : id < other.id; }
 };
 
+// A NaN is never larger than anything; it counts as -infinity, so it may still be the first of a row of
+// nothing else.
 int32_t largest(const float* logit, int32_t vocab) {
   int32_t best = 0;
-  for (int32_t i = 1; i < vocab; ++i) {
-    if (logit[i] > logit[best] || std::isnan(logit[best])) {
-      if (!std::isnan(logit[i])) best = i;
+  float top = -INFINITY;
+  for (int32_t i = 0; i < vocab; ++i) {
+    if (logit[i] > top) {
+      top = logit[i];
+      best = i;
     }
   }
   return best;

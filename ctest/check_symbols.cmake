@@ -1,0 +1,32 @@
+# Fails if an object of a kernel set defines a weak symbol outside its own namespace: the linker would keep one definition
+# for all sets, perhaps the one with AVX-512 instructions, and call it on a CPU that lacks them.
+#   cmake -DNM=/usr/bin/nm -DISA=avx2 "-DOBJECTS=a.o|b.o" -P check_symbols.cmake
+cmake_minimum_required(VERSION 3.22)
+if(NOT NM OR NOT EXISTS "${NM}")
+  message("SKIP: nm was not found, so nobody checks that the ${ISA} kernels share no code with other sets")
+  return()
+endif()
+string(REPLACE "|" ";" objects "${OBJECTS}")
+list(LENGTH objects count)
+if(count EQUAL 0)
+  message(FATAL_ERROR "no objects to look at")
+endif()
+set(found "")
+foreach(object ${objects})
+  execute_process(COMMAND ${NM} --defined-only -C ${object} OUTPUT_VARIABLE lines ERROR_VARIABLE error RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "nm ${object}: ${error}")
+  endif()
+  string(REPLACE ";" "," lines "${lines}")  # a demangled name may hold one
+  string(REGEX MATCHALL "[0-9a-f]+ [WVu] [^\n]+" weak "${lines}")
+  foreach(line ${weak})
+    # The personality pointer is data that is the same everywhere.
+    if(NOT line MATCHES "rocket::${ISA}::" AND NOT line MATCHES "DW\\.ref\\.__gxx_personality_v0")
+      string(APPEND found "\n  ${object}: ${line}")
+    endif()
+  endforeach()
+endforeach()
+if(found)
+  message(FATAL_ERROR "symbols that the linker could merge between instruction sets:${found}")
+endif()
+message("${count} ${ISA} objects define no symbol that the linker could merge with another set's")
