@@ -1,0 +1,423 @@
+"""What a fuel's bytes are for, and which of them a step reads: integer arithmetic on headers.
+
+    account = account_of_fuel("path/to/fuel")           # from the headers of its files
+    account = account_of_inventory(arch, Scheme())      # from a config and a weight format, no files
+
+Two counts of what a token reads. The *full-table count* takes the whole embedding table, as sums over a
+checkpoint do; the *touched count* takes the one row that is read (unless the table is the head as well).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rocket.architecture import Architecture, read_architecture
+from rocket.inventory import (
+    DTYPE_BYTES,
+    Bucket,
+    Naming,
+    Place,
+    Scheme,
+    TensorInfo,
+    classify,
+    default_naming,
+    detect_naming,
+    parameters,
+    tensors,
+)
+
+GIB = 1 << 30
+
+# Read in full by every step, whatever the tokens are.
+RESIDENT = (
+    Bucket.EMBED,
+    Bucket.HEAD,
+    Bucket.KDA,
+    Bucket.MLA,
+    Bucket.DENSE_MLP,
+    Bucket.SHARED,
+    Bucket.SMALL,
+)
+_SCALES = (".weight_scale", ".weight_scale_inv")
+_GLOBALS = (".weight_scale_2", ".weight_global_scale")
+_BARE_MATRICES = ("hc_attn_fn", "hc_ffn_fn", "index_kpool_compress_gate")
+# Expanded to float32 at load if quantised: used row by row or taken apart.
+_EXPANDED = ("embed_tokens.weight", "kv_b_proj.weight", "hc_attn_fn", "hc_ffn_fn")
+
+
+@dataclass
+class Count:
+    """Bytes of a bucket as they lie on disk, as an engine holds them in memory, and the numbers they stand for."""
+
+    tensors: int = 0
+    stored: int = 0
+    loaded: int = 0
+    parameters: int = 0
+
+    def add(self, stored: int, loaded: int, elements: int) -> None:
+        self.tensors += 1
+        self.stored += stored
+        self.loaded += loaded
+        self.parameters += elements
+
+
+def _is_matrix(t: TensorInfo) -> bool:
+    """Whether the engine multiplies by it: such weights keep their format, all others become float32."""
+    if t.name.endswith(_BARE_MATRICES):
+        return True
+    return t.name.endswith((".weight", ".weight_packed")) and len(t.shape) == 2 and "conv1d" not in t.name
+
+
+def elements_of(t: TensorInfo) -> int:
+    """Parameters that a tensor stands for: two a byte in NVFP4, none in a scale."""
+    if t.name.endswith((*_SCALES, *_GLOBALS, ".input_scale", ".input_global_scale")):
+        return 0
+    packed = t.dtype == "U8" and t.name.endswith((".weight", ".weight_packed"))
+    return prod(t.shape) * (2 if packed else 1)
+
+
+def loaded_bytes(t: TensorInfo, weight: TensorInfo | None = None) -> int:
+    """Bytes in the engine's memory. `weight`: the weight that a scale belongs to."""
+    if t.name.endswith((*_GLOBALS, ".input_scale", ".input_global_scale")):
+        return 0  # kept beside the weight, not in it
+    if t.name.endswith(_SCALES):
+        if weight is None or _expands(weight):
+            return 0
+        if weight.dtype == "F8_E4M3" and t.dtype in ("F32", "BF16", "F16"):  # float32, 128 x 128 blocks
+            return 4 * prod(ceil(n / 128) for n in weight.shape)
+        return t.nbytes
+    if not _is_matrix(t):
+        return 4 * prod(t.shape)
+    if t.dtype == "F16" or _expands(t):
+        return 4 * elements_of(t)
+    return t.nbytes
+
+
+def _expands(t: TensorInfo) -> bool:
+    return t.dtype in ("U8", "F8_E4M3") and t.name.endswith(_EXPANDED)
+
+
+@dataclass
+class Account:
+    """Bytes of a fuel by bucket."""
+
+    arch: Architecture
+    buckets: dict[Bucket, Count] = field(default_factory=dict)
+    experts: dict[int, Count] = field(default_factory=dict)  # trunk layer -> all its routed experts
+    header_bytes: int = 0  # of the files, 0 without files
+    file_bytes: int = 0
+    file_count: int = 0
+    hollow: bool = False
+
+    def __getitem__(self, bucket: Bucket) -> Count:
+        return self.buckets.get(bucket, Count())
+
+    # --- sizes ---------------------------------------------------------------------------------------------
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(count.stored for count in self.buckets.values())
+
+    @property
+    def resident_bytes(self) -> int:
+        """Trunk weights without routed experts, as stored."""
+        return sum(self[bucket].stored for bucket in RESIDENT)
+
+    @property
+    def resident_loaded_bytes(self) -> int:
+        """The same as the engine holds them: small tensors in float32, some formats expanded."""
+        return sum(self[bucket].loaded for bucket in RESIDENT)
+
+    @property
+    def expert_bytes(self) -> int:
+        """All routed experts of the trunk."""
+        return self[Bucket.EXPERTS].stored
+
+    @property
+    def trunk_parameters(self) -> int:
+        return sum(self[bucket].parameters for bucket in (*RESIDENT, Bucket.EXPERTS))
+
+    @property
+    def slot_bytes(self) -> int:
+        """The largest expert's weights and block scales; the global scales live in a side table."""
+        most = max((count.loaded for count in self.experts.values()), default=0)
+        return ceil(most / self.arch.n_routed_experts)
+
+    def slot_bytes_of(self, layer: int) -> int:
+        """One expert of a trunk layer in a slot."""
+        return ceil(self.experts[layer].loaded / self.arch.n_routed_experts)
+
+    # --- what a step reads ---------------------------------------------------------------------------------
+
+    @property
+    def embed_row_bytes(self) -> int:
+        return self[Bucket.EMBED].stored // self.arch.vocab_size
+
+    @property
+    def routed_token_bytes(self) -> int:
+        """Top-k experts of every MoE layer."""
+        return round(self.routed_bytes({layer: self.arch.num_experts_per_tok for layer in self.experts}))
+
+    def routed_bytes(self, used: dict[int, float]) -> float:
+        """Bytes of so many distinct experts of each layer."""
+        n = self.arch.n_routed_experts
+        return sum(self.experts[layer].stored * count / n for layer, count in used.items())
+
+    @property
+    def token_bytes_full_table(self) -> int:
+        return self.resident_bytes + self.routed_token_bytes
+
+    def embed_untouched_bytes(self, rows: int = 1) -> int:
+        """What the full-table count has too much: rows of the table that a step does not read."""
+        if self[Bucket.HEAD].stored == 0:  # the table is the head as well
+            return 0
+        return max(0, self[Bucket.EMBED].stored - rows * self.embed_row_bytes)
+
+    @property
+    def token_bytes_touched(self) -> int:
+        return self.token_bytes_full_table - self.embed_untouched_bytes()
+
+    def step_bytes(self, rows: int, used: dict[int, float] | None = None) -> float:
+        """Touched weight bytes of a step of `rows` rows, each of which counts an embedding row of its own.
+
+        `used`: distinct experts of each MoE layer (expected_union, trace_union); by default uniform routing.
+        """
+        if used is None:
+            union = expected_union(self.arch.n_routed_experts, self.arch.num_experts_per_tok, rows)
+            used = dict.fromkeys(self.experts, union)
+        return self.resident_bytes - self.embed_untouched_bytes(rows) + self.routed_bytes(used)
+
+    # --- draft ---------------------------------------------------------------------------------------------
+
+    @property
+    def draft_layers(self) -> int:
+        return self._draft_layers
+
+    _draft_layers: int = 0
+
+    @property
+    def draft_token_bytes(self) -> int:
+        """What one draft step reads of the draft layers' own tensors (the common head comes on top)."""
+        routed = self[Bucket.DRAFT_EXPERTS].stored * self.arch.num_experts_per_tok
+        return self[Bucket.DRAFT].stored + routed // self.arch.n_routed_experts
+
+
+def expected_union(experts: int, topk: int, rows: int) -> float:
+    """Expected distinct experts when each of `rows` rows draws `topk` different ones uniformly."""
+    return experts * (1 - (1 - topk / experts) ** rows)
+
+
+def trace_union(routes: npt.NDArray[np.integer], rows: int) -> list[float]:
+    """Mean distinct experts of each MoE layer over blocks of `rows` consecutive rows of a trace.
+
+    `routes`: [rows, MoE layers, top-k]. The last rows that do not fill a block are left out.
+    """
+    blocks = len(routes) // rows
+    if blocks == 0:
+        raise ValueError(f"trace: expected at least {rows} rows, found {len(routes)}")
+    layers = routes.shape[1]
+    cut = routes[: blocks * rows].reshape(blocks, rows, layers, -1).transpose(2, 0, 1, 3)
+    ordered = np.sort(cut.reshape(layers, blocks, -1), axis=-1)
+    distinct = 1 + np.count_nonzero(np.diff(ordered, axis=-1), axis=-1)
+    return [float(n) for n in distinct.mean(axis=1)]
+
+
+def trace_popularity_union(routes: npt.NDArray[np.integer], experts: int, rows: int) -> list[float]:
+    """Expected distinct experts of each MoE layer when the rows are drawn from the trace independently.
+
+    This is a batch of unrelated streams with the trace's popularity of experts; consecutive rows of one
+    stream (trace_union) share more.
+    """
+    out = []
+    for layer in range(routes.shape[1]):
+        used = np.bincount(routes[:, layer].ravel(), minlength=experts) / len(routes)
+        out.append(float(np.sum(1 - (1 - used) ** rows)))
+    return out
+
+
+# --- building accounts ------------------------------------------------------------------------------------
+
+
+class _Counter:
+    def __init__(self, arch: Architecture, naming: Naming) -> None:
+        self.account = Account(arch)
+        self.naming = naming
+        self.drafts: set[int] = set()
+
+    def add_all(self, found: Sequence[TensorInfo]) -> None:
+        weights = {t.name: t for t in found if t.name.endswith((".weight", ".weight_packed"))}
+        for t in found:
+            owner = None
+            if t.name.endswith(_SCALES):
+                base = t.name.rsplit(".", 1)[0]
+                owner = weights.get(base + ".weight_packed") or weights.get(base + ".weight")
+            self.add(t, classify(t.name, self.account.arch, self.naming), owner)
+
+    def add(self, t: TensorInfo, place: Place, owner: TensorInfo | None) -> None:
+        sizes = (t.nbytes, loaded_bytes(t, owner), elements_of(t))
+        self.account.buckets.setdefault(place.bucket, Count()).add(*sizes)
+        if place.bucket is Bucket.EXPERTS:
+            self.account.experts.setdefault(place.layer, Count()).add(*sizes)
+        elif place.bucket in (Bucket.DRAFT, Bucket.DRAFT_EXPERTS):
+            self.drafts.add(place.layer)
+            self.account._draft_layers = len(self.drafts)
+
+
+def account_of_tensors(
+    arch: Architecture, found: Iterable[TensorInfo], naming: Naming | None = None
+) -> Account:
+    listed = list(found)
+    counter = _Counter(arch, naming or detect_naming([t.name for t in listed]))
+    counter.add_all(listed)
+    return counter.account
+
+
+def account_of_inventory(
+    arch: Architecture, scheme: Scheme | None = None, *, drafts: int | None = None, own_head: bool = False
+) -> Account:
+    """What a fuel of this architecture and weight format would have."""
+    found = parameters(arch, drafts=drafts, draft_own_head=own_head)
+    return account_of_tensors(arch, tensors(found, scheme or Scheme()), default_naming(arch))
+
+
+def account_of_fuel(folder: str | Path, arch: Architecture | None = None) -> Account:
+    """From config.json and the checked headers of a fuel's files; reads no weights."""
+    from rocket import _core
+
+    arch = arch or read_architecture(folder)
+    files = _core.read_headers(str(folder))
+    found = [TensorInfo(name, dtype, tuple(shape)) for f in files for name, dtype, shape, _, _ in f["tensors"]]
+    account = account_of_tensors(arch, found)
+    account.file_count = len(files)
+    account.file_bytes = sum(f["bytes"] for f in files)
+    account.header_bytes = account.file_bytes - sum(t[4] for f in files for t in f["tensors"])
+    account.hollow = any(f["sparse"] for f in files)
+    return account
+
+
+# --- state ------------------------------------------------------------------------------------------------
+
+KV_DTYPES = {"f32": 4, "bf16": 2, "fp8": 1}
+PAGE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes that a stream keeps between steps, and what a decoded token reads and writes of them.
+
+    The recurrent part has a fixed size for each stream and is float32: KDA matrices, the tails of the
+    convolutions, and the raw keys and gates of the indexer's unfinished pool. The paged part grows with the
+    context: a latent for each token and sparse MLA layer, and a pooled key for each `index_kpool` tokens and
+    layer with an indexer.
+    """
+
+    arch: Architecture
+    kv_dtype: str = "f32"
+    index_dtype: str | None = None  # of the pooled keys; None: as the latents
+
+    def __post_init__(self) -> None:
+        for dtype in (self.kv_dtype, self.index_dtype):
+            if dtype is not None and dtype not in KV_DTYPES:
+                raise ValueError(f"state dtype: expected one of {', '.join(KV_DTYPES)}, found {dtype!r}")
+
+    @property
+    def latent_row_bytes(self) -> int:
+        """One token in one layer."""
+        return (self.arch.kv_lora_rank + self.arch.qk_rope_head_dim) * KV_DTYPES[self.kv_dtype]
+
+    @property
+    def pooled_row_bytes(self) -> int:
+        """One pool in one layer."""
+        return self.arch.index_head_dim * KV_DTYPES[self.index_dtype or self.kv_dtype]
+
+    @property
+    def kda_matrix_bytes(self) -> int:
+        """All layers."""
+        a = self.arch
+        return 4 * a.kda_layers * a.linear_num_heads * a.linear_head_dim**2
+
+    @property
+    def conv_tail_bytes(self) -> int:
+        a = self.arch
+        return 4 * a.kda_layers * max(0, a.linear_conv_kernel_dim - 1) * 3 * a.kda_channels
+
+    @property
+    def pool_tail_bytes(self) -> int:
+        """Raw keys and gates of the unfinished pool; none where a pool is one token."""
+        a = self.arch
+        return 4 * a.indexer_layers * 2 * a.index_kpool * a.index_head_dim if a.index_kpool > 1 else 0
+
+    @property
+    def stream_bytes(self) -> int:
+        """Fixed bytes of a stream."""
+        return self.kda_matrix_bytes + self.conv_tail_bytes + self.pool_tail_bytes
+
+    @property
+    def page_tokens(self) -> int:
+        return ceil(PAGE_TOKENS / self.arch.index_kpool) * self.arch.index_kpool
+
+    @property
+    def page_bytes(self) -> int:
+        a, tokens = self.arch, self.page_tokens
+        latents = a.mla_layers * tokens * self.latent_row_bytes
+        return latents + a.indexer_layers * tokens // a.index_kpool * self.pooled_row_bytes
+
+    @property
+    def token_bytes(self) -> float:
+        """Paged bytes a token."""
+        return self.page_bytes / self.page_tokens
+
+    def bytes_at(self, context: int) -> int:
+        """All state of one stream with a context of so many tokens, in whole pages."""
+        return self.stream_bytes + ceil(context / self.page_tokens) * self.page_bytes
+
+    def traffic(self, context: int) -> dict[str, int]:
+        """Bytes that one decoded token moves, by part, with `context` tokens before it."""
+        a = self.arch
+        pools = context // a.index_kpool
+        selected = min(pools, a.index_topk // a.index_kpool) * a.index_kpool
+        tail = context % a.index_kpool if a.index_kpool_always_select_tail else 0
+        return {
+            "kda_read": self.kda_matrix_bytes,
+            "kda_write": self.kda_matrix_bytes,
+            "conv_read": self.conv_tail_bytes,
+            "conv_write": self.conv_tail_bytes,
+            "indexer_read": a.indexer_layers * pools * self.pooled_row_bytes,
+            "latent_read": a.mla_layers * (selected + tail) * self.latent_row_bytes,
+            "latent_write": a.mla_layers * self.latent_row_bytes,
+            "indexer_write": self._indexer_write(),
+        }
+
+    def _indexer_write(self) -> int:
+        """A raw key and gate for each token; a pooled key for each pool, spread over its tokens."""
+        a = self.arch
+        raw = 4 * 2 * a.index_head_dim if a.index_kpool > 1 else 0
+        return a.indexer_layers * (raw + ceil(self.pooled_row_bytes / a.index_kpool))
+
+    def traffic_bytes(self, context: int) -> int:
+        return sum(self.traffic(context).values())
+
+
+__all__ = [
+    "DTYPE_BYTES",
+    "GIB",
+    "KV_DTYPES",
+    "PAGE_TOKENS",
+    "RESIDENT",
+    "Account",
+    "Count",
+    "State",
+    "account_of_fuel",
+    "account_of_inventory",
+    "account_of_tensors",
+    "elements_of",
+    "expected_union",
+    "loaded_bytes",
+    "trace_popularity_union",
+    "trace_union",
+]
