@@ -7,7 +7,6 @@ Two counts of what a token reads. The *full-table count* takes the whole embeddi
 checkpoint do; the *touched count* takes the one row that is read (unless the table is the head as well).
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
@@ -52,7 +51,7 @@ _EXPANDED = ("embed_tokens.weight", "kv_b_proj.weight", "hc_attn_fn", "hc_ffn_fn
 
 @dataclass
 class Count:
-    """Bytes of a bucket as they lie on disk, as an engine holds them in memory, and the numbers they stand for."""
+    """Bytes as they lie on disk, as an engine holds them in memory, and the numbers they stand for."""
 
     tensors: int = 0
     stored: int = 0
@@ -161,7 +160,7 @@ class Account:
     @property
     def routed_token_bytes(self) -> int:
         """Top-k experts of every MoE layer."""
-        return round(self.routed_bytes({layer: self.arch.num_experts_per_tok for layer in self.experts}))
+        return round(self.routed_bytes(dict.fromkeys(self.experts, self.arch.num_experts_per_tok)))
 
     def routed_bytes(self, used: dict[int, float]) -> float:
         """Bytes of so many distinct experts of each layer."""
@@ -291,7 +290,9 @@ def account_of_fuel(folder: str | Path, arch: Architecture | None = None) -> Acc
 
     arch = arch or read_architecture(folder)
     files = _core.read_headers(str(folder))
-    found = [TensorInfo(name, dtype, tuple(shape)) for f in files for name, dtype, shape, _, _ in f["tensors"]]
+    found = [
+        TensorInfo(name, dtype, tuple(shape)) for f in files for name, dtype, shape, _, _ in f["tensors"]
+    ]
     account = account_of_tensors(arch, found)
     account.file_count = len(files)
     account.file_bytes = sum(f["bytes"] for f in files)

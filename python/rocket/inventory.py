@@ -48,7 +48,8 @@ class Kind(Enum):
     HYPER = "hyper"  # the bare name: matrices of the hyper-connections
     MATRIX = "matrix"  # the bare name
     NORM = "norm"  # the bare name; one number a channel
-    SMALL = "small"  # the bare name; F32 in some releases, BF16 in others
+    SMALL = "small"  # the bare name; F32 in most releases, BF16 in some
+    TAPS = "taps"  # the bare name; BF16 in most releases, F32 in some
 
 
 class TensorInfo(NamedTuple):
@@ -196,7 +197,7 @@ class _Walk:
         for part in "qkv":
             self.linear(f"{name}{part}_proj", c, h)
         for part in "qkv":
-            self.small(f"{name}{part}_conv1d.weight", c, 1, a.linear_conv_kernel_dim)
+            self.add(f"{name}{part}_conv1d.weight", (c, 1, a.linear_conv_kernel_dim), Kind.TAPS)
         for part in "fg":
             self.linear(f"{name}{part}_a_proj", d, h)
             self.linear(f"{name}{part}_b_proj", c, d)
@@ -235,7 +236,7 @@ class _Walk:
         self.add(name + "k_norm.bias", (d,), Kind.NORM)
         self.linear(name + "weights_proj", a.index_n_heads, h)
         if a.chemistry != GLM_MOE_DSA:
-            self.small(name + "index_kpool_compress_ape", a.index_kpool, d)
+            self.add(name + "index_kpool_compress_ape", (a.index_kpool, d), Kind.TAPS)
             self.add(name + "index_kpool_compress_gate", (d, h), Kind.MATRIX)
 
     def hyper(self, name: str) -> None:
@@ -351,11 +352,17 @@ class Scheme:
     head: str = "bf16"
     router: str = "bf16"
     hyper: str = "bf16"
-    small: str = "bf16"
+    small: str = "f32"
+    taps: str = "bf16"
     input_scale: bool = True
 
     def format_of(self, p: Parameter) -> str:
-        by_kind = {Kind.ROUTER: self.router, Kind.HYPER: self.hyper, Kind.SMALL: self.small}
+        by_kind = {
+            Kind.ROUTER: self.router,
+            Kind.HYPER: self.hyper,
+            Kind.SMALL: self.small,
+            Kind.TAPS: self.taps,
+        }
         if p.kind is not Kind.LINEAR:
             return by_kind.get(p.kind, "bf16")
         by_bucket = {
