@@ -143,7 +143,7 @@ void read_attention(const Fields& fields, Config& config) {
   fields.whole("v_head_dim", config.v_head_dim, 1, 4096);
   fields.flag("attention_bias", config.attention_bias);
 
-  fields.whole("index_head_dim", config.index_head_dim, 1, 4096);
+  fields.whole("index_head_dim", config.index_head_dim, 1, 512);
   fields.whole("index_n_heads", config.index_n_heads, 1, 1024);
   fields.whole("index_kpool", config.index_kpool, 1, 1024);
   fields.whole("index_topk", config.index_topk, 1, 1 << 20);
