@@ -7,6 +7,7 @@ machine. Data are made in pieces and go straight to disk, so a fuel may be far l
 
 import dataclasses
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket import random_fuel_config as config_files
+from rocket.architecture import GLM5_NEXT, Architecture, VisionTower
+from rocket.inventory import (
+    DTYPE_BYTES,
+    FLAT,
+    NESTED,
+    PLAIN_FORMATS,
+    Bucket,
+    Kind,
+    Parameter,
+    TensorInfo,
+    encode,
+    parameters,
+)
 from rocket.random_fuel_shape import FuelOptions, RandomFuelError, Shape
 
 PIECE = 1 << 22  # random 64-bit words a piece
@@ -74,7 +88,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        return self.elements * {"F32": 4, "BF16": 2, "U8": 1, "F8_E4M3": 1}[self.dtype]
+        return self.elements * DTYPE_BYTES[self.dtype]
 
 
 def _normal_pieces(bits: Bits, n: int, std: float, mean: float, dtype: str) -> Iterator[npt.NDArray]:
@@ -84,7 +98,7 @@ def _normal_pieces(bits: Bits, n: int, std: float, mean: float, dtype: str) -> I
 
 
 def _lane_pieces(bits: Bits, n: int, std: float) -> Iterator[npt.NDArray]:
-    """BF16 values of random sign and mantissa and one of four exponents: about `std` in RMS, quick to make."""
+    """BF16 values of random sign and mantissa and one of four exponents: `std` in RMS, quick to make."""
     top = 127 + round(float(np.log2(std / 0.88)))
     for begin in range(0, n, 4 * PIECE):
         count = min(4 * PIECE, n - begin)
@@ -111,206 +125,141 @@ def _scale_pieces(bits: Bits, n: int) -> Iterator[npt.NDArray]:
         yield SCALE_CODES[piece]
 
 
+# Standard deviation of a linear's weights, as a multiple of 1 / sqrt(columns).
+GAINS = {
+    "q_b_proj": 2.0,
+    "o_proj": 1.5,
+    "gate_proj": 3.0,
+    "up_proj": 3.0,
+    "down_proj": 0.25,
+    "gate": 1.5,
+    "lm_head": 2.0,
+    "head": 2.0,
+}
+# Standard deviation and mean of the small tensors.
+SMALL_VALUES = {
+    "e_score_correction_bias": (0.1, 0.0),
+    "weight": (0.5, 0.0),  # taps of the convolutions
+    "dt_bias": (1.5, -3.0),
+    "A_log": (0.3, 0.0),
+    "index_kpool_compress_ape": (1.0, 0.0),
+    "hc_attn_base": (1.5, 0.0),
+    "hc_attn_scale": (0.2, 1.0),
+    "hc_ffn_base": (1.5, 0.0),
+    "hc_ffn_scale": (0.2, 1.0),
+}
+VISION_STD = 0.02
+_ROLES = {
+    Bucket.EMBED: "embed",
+    Bucket.EXPERTS: "expert",
+    Bucket.DRAFT: "draft",
+    Bucket.DRAFT_EXPERTS: "draft",
+    Bucket.VISION: "vision",
+}
+
+
+def architecture_of(options: FuelOptions) -> Architecture:
+    """The sizes of a random fuel, as the inventory of tensors takes them."""
+    s = options.shape
+    layers = range(s.num_hidden_layers)
+    shared = Architecture.__dataclass_fields__.keys() & s.__dataclass_fields__.keys()
+    return Architecture(
+        chemistry=GLM5_NEXT,
+        qk_rope_head_dim=0,
+        is_kda=tuple(map(s.is_kda, layers)),
+        is_moe=tuple(map(s.is_moe, layers)),
+        indexer_full=tuple(map(s.indexer_full, layers)),
+        num_nextn_predict_layers=int(options.draft != "none"),
+        vision=VisionTower.of(config_files.vision_config(s)) if options.vision else None,
+        **{field: getattr(s, field) for field in shared},
+    )
+
+
 class TensorTable:
-    """All tensors of a fuel, in the order of a reader's walk through the model."""
+    """All tensors of a fuel, each with the source of its bytes."""
 
     def __init__(self, options: FuelOptions) -> None:
         self.o = options
-        self.s = options.shape
-        self.specs: list[TensorSpec] = []
-        self.prefix = "model.language_model." if options.layout == "nested" else "model."
-        self._build()
+        naming = NESTED if options.layout == "nested" else FLAT
+        own_head = options.draft == "own-head"
+        found = parameters(architecture_of(options), naming, draft_own_head=own_head)
+        self.specs = [spec for p in found for spec in self._specs(p)]
 
     def bits(self, name: str) -> Bits:
         return Bits(self.o.seed, name)
 
-    def _add(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        std: float,
-        mean: float = 0.0,
-        dtype: str = "BF16",
-        role: str = "dense",
-    ) -> None:
-        n = int(np.prod(shape, dtype=np.int64))
+    def _specs(self, p: Parameter) -> Iterator[TensorSpec]:
+        role = _ROLES.get(p.bucket, "dense")
+        std, mean = self._values(p)
+        scalar = {"empty": (), "one": (1,), "auto": (1,) if self._packed else ()}[self.o.scalars]
+        weight_format = self._format(p)
+        for t in encode(p, weight_format, input_scale=self.o.input_scale, scalar=scalar):
+            plain = weight_format in PLAIN_FORMATS
+            pieces = self._plain(t, std, mean) if plain else self._nvfp4(p.name, t, std)
+            yield TensorSpec(t.name, t.dtype, t.shape, pieces, role)
+
+    @property
+    def _packed(self) -> bool:
+        return self.o.experts == "compressed-tensors"
+
+    def _format(self, p: Parameter) -> str:
+        if p.kind in (Kind.SMALL, Kind.TAPS):
+            if self.o.small != "mixed":
+                return self.o.small.lower()
+            return "f32" if hashlib.sha256(p.name.encode()).digest()[0] & 1 else "bf16"
+        if p.kind in (Kind.ROUTER, Kind.HYPER):
+            return self.o.wide.lower()
+        routed = p.bucket in (Bucket.EXPERTS, Bucket.DRAFT_EXPERTS)
+        if not routed or self.o.experts == "bf16" or p.layer in self.o.bf16_expert_layers:
+            return "bf16"
+        return "nvfp4-packed" if self._packed else "nvfp4"
+
+    def _values(self, p: Parameter) -> tuple[float, float]:
+        """Standard deviation and mean."""
+        leaf = p.name.rsplit(".", 1)[-1]
+        if p.kind is Kind.EMBEDDING:
+            return 1.0, 0.0
+        if p.kind in (Kind.SMALL, Kind.TAPS):
+            return SMALL_VALUES[leaf]
+        if p.kind is Kind.NORM:
+            return (0.1, 0.0) if leaf == "bias" else (0.2, 1.0)
+        if p.bucket is Bucket.VISION:
+            return VISION_STD, 0.0
+        gain = 1.0 if leaf == "o_proj" and p.bucket is Bucket.KDA else GAINS.get(leaf, 1.0)
+        if p.expert >= 0 and leaf != "down_proj":
+            gain *= self._spread(p.name.rsplit(".", 1)[0], leaf)
+        return gain * p.shape[1] ** -0.5, 0.0
+
+    def _spread(self, expert: str, leaf: str) -> float:
+        """Gate and up apart by up to ten times, either way."""
+        bits = self.bits(expert + ".spread")
+        spread = 1 + 2.16 * bits.uniform()
+        wide_gate = bits.uniform() < 0.5
+        return spread if wide_gate == (leaf == "gate_proj") else 1 / spread
+
+    def _plain(self, t: TensorInfo, std: float, mean: float) -> Callable[[], Iterator[npt.NDArray]]:
+        n = math.prod(t.shape)
 
         def pieces() -> Iterator[npt.NDArray]:
-            if dtype == "BF16" and mean == 0 and n >= LANES_FROM:
-                return _lane_pieces(self.bits(name), n, std)
-            return _normal_pieces(self.bits(name), n, std, mean, dtype)
+            if t.dtype == "BF16" and mean == 0 and n >= LANES_FROM:
+                return _lane_pieces(self.bits(t.name), n, std)
+            return _normal_pieces(self.bits(t.name), n, std, mean, t.dtype)
 
-        self.specs.append(TensorSpec(name, dtype, shape, pieces, role))
+        return pieces
 
-    def _linear(
-        self, name: str, out: int, inp: int, gain: float = 1.0, role: str = "dense", dtype: str = "BF16"
-    ) -> None:
-        self._add(name + ".weight", (out, inp), gain * inp**-0.5, dtype=dtype, role=role)
-
-    def _small(
-        self, name: str, shape: tuple[int, ...], std: float, mean: float = 0.0, role: str = "dense"
-    ) -> None:
-        dtype = self.o.small
-        if dtype == "mixed":
-            dtype = "F32" if hashlib.sha256(name.encode()).digest()[0] & 1 else "BF16"
-        self._add(name, shape, std, mean, dtype, role)
-
-    def _norm(self, name: str, width: int, role: str = "dense") -> None:
-        self._add(name + ".weight", (width,), 0.2, 1.0, role=role)
-
-    def _nvfp4(self, name: str, out: int, inp: int, std: float, role: str) -> None:
+    def _nvfp4(self, name: str, t: TensorInfo, std: float) -> Callable[[], Iterator[npt.NDArray]]:
+        n = math.prod(t.shape)
         scale = np.float32(std / NVFP4_RMS)
         if self.o.zero_global and name.endswith("experts.0.down_proj"):
             scale = np.float32(0)
-        compressed = self.o.experts == "compressed-tensors"
-        suffix = ("weight_packed", "weight_global_scale") if compressed else ("weight", "weight_scale_2")
-        stored = np.float32(1) / scale if compressed and scale else scale
-        scalar = {"empty": (), "one": (1,), "auto": (1,) if compressed else ()}[self.o.scalars]
-
-        def add(
-            suffix: str, dtype: str, shape: tuple[int, ...], pieces: Callable[[], Iterator[npt.NDArray]]
-        ) -> None:
-            self.specs.append(TensorSpec(f"{name}.{suffix}", dtype, shape, pieces, role))
-
-        packed, scales = f"{name}.packed", f"{name}.scales"
-        add(suffix[0], "U8", (out, inp // 2), lambda: _byte_pieces(self.bits(packed), out * inp // 2))
-        add(
-            "weight_scale",
-            "F8_E4M3",
-            (out, inp // 16),
-            lambda: _scale_pieces(self.bits(scales), out * inp // 16),
-        )
-        add(suffix[1], "F32", scalar, lambda: iter([np.array([stored], np.float32)]))
-        if not compressed and self.o.input_scale:
-            add("input_scale", "F32", scalar, lambda: iter([np.array([0.03125], np.float32)]))
-
-    def _mlp(self, name: str, width: int, role: str = "dense") -> None:
-        h = self.s.hidden_size
-        self._linear(name + ".gate_proj", width, h, 3.0, role)
-        self._linear(name + ".up_proj", width, h, 3.0, role)
-        self._linear(name + ".down_proj", h, width, 0.25, role)
-
-    def _experts(self, layer: str, index: int, role: str) -> None:
-        s = self.s
-        bf16 = self.o.experts == "bf16" or index in self.o.bf16_expert_layers
-        for e in range(s.n_routed_experts):
-            name = f"{layer}mlp.experts.{e}"
-            # Gate and up apart by up to ten times, either way.
-            bits = self.bits(name + ".spread")
-            spread = 1 + 2.16 * bits.uniform()
-            gains = (3 * spread, 3 / spread) if bits.uniform() < 0.5 else (3 / spread, 3 * spread)
-            parts = (
-                ("gate_proj", s.moe_intermediate_size, s.hidden_size, gains[0]),
-                ("up_proj", s.moe_intermediate_size, s.hidden_size, gains[1]),
-                ("down_proj", s.hidden_size, s.moe_intermediate_size, 0.25),
-            )
-            for part, out, inp, gain in parts:
-                if bf16:
-                    self._linear(f"{name}.{part}", out, inp, gain, role)
-                else:
-                    self._nvfp4(f"{name}.{part}", out, inp, gain * inp**-0.5, role)
-
-    def _moe(self, layer: str, index: int, role: str = "dense") -> None:
-        s = self.s
-        self._linear(layer + "mlp.gate", s.n_routed_experts, s.hidden_size, 1.5, role, self.o.wide)
-        self._small(layer + "mlp.gate.e_score_correction_bias", (s.n_routed_experts,), 0.1, role=role)
-        self._experts(layer, index, "expert" if role == "dense" else role)
-        self._mlp(layer + "mlp.shared_experts", s.moe_intermediate_size * s.n_shared_experts, role)
-
-    def _kda(self, name: str) -> None:
-        s = self.s
-        h, d, c = s.hidden_size, s.linear_head_dim, s.linear_num_heads * s.linear_head_dim
-        for part in "qkv":
-            self._linear(f"{name}{part}_proj", c, h)
-        for part in "qkv":
-            self._small(f"{name}{part}_conv1d.weight", (c, 1, s.linear_conv_kernel_dim), 0.5)
-        for part in "fg":
-            self._linear(f"{name}{part}_a_proj", d, h)
-            self._linear(f"{name}{part}_b_proj", c, d)
-        self._linear(name + "b_proj", s.linear_num_heads, h)
-        self._small(name + "dt_bias", (c,), 1.5, -3.0)
-        self._small(name + "A_log", (s.linear_num_heads,), 0.3)
-        self._norm(name + "o_norm", d)
-        self._linear(name + "o_proj", h, c)
-
-    def _mla(self, name: str, indexer: bool, role: str = "dense") -> None:
-        s = self.s
-        h, heads = s.hidden_size, s.num_attention_heads
-        self._linear(name + "q_a_proj", s.q_lora_rank, h, role=role)
-        self._norm(name + "q_a_layernorm", s.q_lora_rank, role)
-        self._linear(name + "q_b_proj", heads * s.qk_nope_head_dim, s.q_lora_rank, 2.0, role)
-        self._linear(name + "kv_a_proj_with_mqa", s.kv_lora_rank, h, role=role)
-        self._norm(name + "kv_a_layernorm", s.kv_lora_rank, role)
-        self._linear(
-            name + "kv_b_proj", heads * (s.qk_nope_head_dim + s.v_head_dim), s.kv_lora_rank, role=role
-        )
-        self._linear(name + "o_proj", h, heads * s.v_head_dim, 1.5, role)
-        if not indexer:
-            return
-        d, index = s.index_head_dim, name + "indexer."
-        self._linear(index + "wq_b", s.index_n_heads * d, s.q_lora_rank, role=role)
-        self._linear(index + "wk", d, h, role=role)
-        self._norm(index + "k_norm", d, role)
-        self._add(index + "k_norm.bias", (d,), 0.1, role=role)
-        self._linear(index + "weights_proj", s.index_n_heads, h, role=role)
-        self._small(index + "index_kpool_compress_ape", (s.index_kpool, d), 1.0, role=role)
-        self._add(index + "index_kpool_compress_gate", (d, h), h**-0.5, role=role)
-
-    def _hyper(self, name: str) -> None:
-        n = self.s.hc_mult
-        rows, width = (2 + n) * n, n * self.s.hidden_size
-        self._add(name + "_fn", (rows, width), width**-0.5, dtype=self.o.wide)
-        self._small(name + "_base", (rows,), 1.5)
-        self._small(name + "_scale", (3,), 0.2, 1.0)
-
-    def _trunk_layer(self, i: int) -> None:
-        layer = f"{self.prefix}layers.{i}."
-        self._hyper(layer + "hc_attn")
-        self._norm(layer + "input_layernorm", self.s.hidden_size)
-        if self.s.is_kda(i):
-            self._kda(layer + "self_attn.")
-        else:
-            self._mla(layer + "self_attn.", self.s.indexer_full(i))
-        self._hyper(layer + "hc_ffn")
-        self._norm(layer + "post_attention_layernorm", self.s.hidden_size)
-        if self.s.is_moe(i):
-            self._moe(layer, i)
-        else:
-            self._mlp(layer + "mlp", self.s.intermediate_size)
-
-    def _draft_layer(self, i: int) -> None:
-        h, layer = self.s.hidden_size, f"{self.prefix}layers.{i}."
-        for name in ("enorm", "hnorm"):
-            self._norm(layer + name, h, "draft")
-        self._linear(layer + "eh_proj", h, 2 * h, role="draft")
-        self._norm(layer + "input_layernorm", h, "draft")
-        self._mla(layer + "self_attn.", True, "draft")
-        self._norm(layer + "post_attention_layernorm", h, "draft")
-        self._moe(layer, i, "draft")
-        self._norm(layer + "shared_head.norm", h, "draft")
-        if self.o.draft == "own-head":
-            self._linear(layer + "shared_head.head", self.s.vocab_size, h, 2.0, "draft")
-            self._add(layer + "embed_tokens.weight", (self.s.vocab_size, h), 1.0, role="draft")
-
-    def _vision(self) -> None:
-        v = config_files.vision_config(self.s)
-        width, patch = v["hidden_size"], (3, v["temporal_patch_size"], v["patch_size"], v["patch_size"])
-        self._add("model.visual.patch_embed.proj.weight", (width, *patch), 0.02, role="vision")
-        self._add("model.visual.blocks.0.attn.qkv.weight", (3 * width, width), 0.02, role="vision")
-        self._add("model.visual.blocks.0.attn.qkv.bias", (3 * width,), 0.02, role="vision")
-
-    def _build(self) -> None:
-        s = self.s
-        self._add(self.prefix + "embed_tokens.weight", (s.vocab_size, s.hidden_size), 1.0, role="embed")
-        for i in range(s.num_hidden_layers):
-            self._trunk_layer(i)
-        if self.o.draft != "none":
-            self._draft_layer(s.num_hidden_layers)
-        self._norm(self.prefix + "norm", s.hidden_size)
-        if not s.tie_word_embeddings:
-            self._linear("lm_head", s.vocab_size, s.hidden_size, 2.0)
-        if self.o.vision:
-            self._vision()
+        if t.dtype == "U8":
+            return lambda: _byte_pieces(self.bits(name + ".packed"), n)
+        if t.dtype == "F8_E4M3":
+            return lambda: _scale_pieces(self.bits(name + ".scales"), n)
+        if t.name.endswith(".input_scale"):
+            return lambda: iter([np.array([0.03125], np.float32)])
+        stored = np.float32(1) / scale if self._packed and scale else scale
+        return lambda: iter([np.array([stored], np.float32)])
 
 
 def counted_bytes(options: FuelOptions) -> dict[str, int]:
