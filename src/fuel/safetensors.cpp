@@ -250,9 +250,11 @@ void SafetensorsFile::open_and_check(bool map) {
   read(8, header_length, json.data());
   tensors_ = parse_safetensors_header(json, header_bytes, file_bytes_ - header_bytes, path_);
 
-  // Small files may lie inside their directory entry and own no block at all.
-  constexpr uint64_t kSmall = 64 * 1024;
-  sparse_ = file_bytes_ >= kSmall && static_cast<uint64_t>(status.st_blocks) * 512 < file_bytes_ / 4;
+  // No data behind the blocks that the header touches. Asked of the file system rather than guessed from the
+  // number of blocks, which some network file systems always give as 0.
+  constexpr uint64_t kBlock = 64 * 1024;
+  const uint64_t behind = (header_bytes + kBlock - 1) / kBlock * kBlock;
+  sparse_ = behind < file_bytes_ && ::lseek(fd_, static_cast<off_t>(behind), SEEK_DATA) < 0 && errno == ENXIO;
   if (!map) return;
   // Shared, since experts are used where they lie: every process on the machine reads one copy.
   void* const mapped = ::mmap(nullptr, file_bytes_, PROT_READ, MAP_SHARED, fd_, 0);

@@ -56,7 +56,7 @@ class SafetensorsFile {
   // Throws FuelError on a short read.
   void read(uint64_t offset, uint64_t bytes, void* out) const;
 
-  bool sparse() const { return sparse_; }  // far fewer blocks on disk than bytes: no data was written
+  bool sparse() const { return sparse_; }  // all hole behind the header: no data was written
 
  private:
   void open_and_check(bool map);
