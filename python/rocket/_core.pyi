@@ -1,4 +1,5 @@
-"""The C++ engine, bound with pybind11. Everything here is thin: no weight and no hidden state passes through Python."""
+"""The C++ engine, bound with pybind11. Everything here is thin: no weight and no hidden state passes through
+Python."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ __version__: str
 cuda_built: bool
 
 class Error(Exception):
-    """Base of all typed errors. ``str(e)`` is one line; ``e.hint`` says what the user can do (may be empty)."""
+    """Base of all typed errors. ``str(e)`` is one line; ``e.hint`` says what to do (may be empty)."""
 
     hint: str
 
@@ -66,19 +67,20 @@ class CoreEngine:
     def position(self, stream: int) -> int: ...
     def fork(self, stream: int) -> int: ...
     def step(self, rows: Sequence[Row]) -> tuple[npt.NDArray[np.float32], list[int]]:
-        """Runs a step. Returns logits ``[n, vocab]`` of the rows that wanted them (a copy) and their indices."""
+        """Runs a step. Returns logits ``[n, vocab]`` of rows that wanted them (a copy) and their indices."""
 
     def feed(
         self, stream: int, ids: Sequence[int], *, logits: str = "last", chunk: int = 0
     ) -> npt.NDArray[np.float32] | None:
-        """Feeds tokens in chunks of at most ``chunk`` (0: max_rows). ``logits``: "none", "last" (kept inside for
-        ``sample``; nothing is returned) or "all" (returns ``[len(ids), vocab]``). Signals are looked at between chunks."""
+        """Feeds tokens in chunks of at most ``chunk`` (0: max_rows). ``logits``: "none", "last" (kept inside
+        for ``sample``; nothing is returned) or "all" (returns ``[len(ids), vocab]``). Signals are looked at
+        between chunks."""
 
     def score(
         self, stream: int, ids: Sequence[int], targets: Sequence[int], chunk: int = 0
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Feeds ``ids``; for each row the log-probability of ``targets[i]`` (float64), its rank (0 = best; ties count by
-        lowest id) and the arg-max token. Memory does not grow with ``len(ids)``."""
+        """Feeds ``ids``; for each row the log-probability of ``targets[i]`` (float64), its rank (0 = best;
+        ties count by lowest id) and the arg-max token. Memory does not grow with ``len(ids)``."""
 
     def sample(self, sampling: SamplingParams, counter: int, row: int = -1) -> int:
         """Draws from a row of the last step's logits (index into its list of rows; -1: the last)."""
@@ -113,14 +115,15 @@ class CoreEngine:
         """Frees everything; the object can only be deleted after this."""
 
 def read_headers(dir: str) -> list[dict[str, Any]]:
-    """Checked safetensors headers of a checkpoint directory, one dict a file: ``file, bytes, sparse, tensors`` with
-    tensors as ``(name, dtype, shape, offset, bytes)`` in file order. Reads no weights."""
+    """Checked safetensors headers of a checkpoint directory, one dict a file: ``file, bytes, sparse,
+    tensors`` with tensors as ``(name, dtype, shape, offset, bytes)`` in file order. Reads no weights."""
 
 def read_config(dir: str) -> dict[str, Any]:
     """The fields of glm5::Config after all defaults are applied."""
 
 def read_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> float:
-    """This machine's streaming read rate in GB/s (10^9 bytes): the threads sum a buffer far larger than the caches."""
+    """This machine's streaming read rate in GB/s (10^9 bytes): the threads sum a buffer far larger than the
+    caches."""
 
 def memory_available() -> tuple[int, str]: ...
 def cpu_isa() -> str: ...

@@ -1,0 +1,133 @@
+"""rocket-decode: text from a prompt."""
+
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from rocket.errors import run_app
+from rocket.options import MAX_SEED, check_choice, check_integer, check_real
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+MAX_THREADS = 1024
+MAX_CHUNK = 65536
+
+
+def _value(metavar: str, help: str) -> Any:
+    return typer.Option(metavar=metavar, help=help)
+
+
+def _flag(name: str, help: str) -> Any:
+    return typer.Option(name, help=help)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from rocket import _core
+
+        cuda = "with" if _core.cuda_built else "without"
+        print(f"rocket-decode {_core.__version__} ({_core.cpu_isa()}, {cuda} CUDA)")
+        raise typer.Exit(0)
+
+
+@app.command()
+def decode(
+    fuel: Annotated[
+        str | None,
+        _value(
+            "NAME|DIR", "The model, by name or directory. By default a small random one, made once and kept."
+        ),
+    ] = None,
+    prompt: Annotated[str | None, _value("TEXT", "The prompt. Without any: standard input.")] = None,
+    prompt_file: Annotated[
+        str | None, _value("FILE", "The prompt as UTF-8 text, less one newline at its end.")
+    ] = None,
+    prompt_ids: Annotated[str | None, _value("1,5,9", "The prompt as token ids.")] = None,
+    chat: Annotated[bool, _flag("--chat", "Put the prompt into the fuel's chat template.")] = False,
+    tokens: Annotated[int, _value("N", "Generate at most N tokens; 0 only feeds the prompt.")] = 128,
+    ignore_eos: Annotated[bool, _flag("--ignore-eos", "Go on after a token that ends the text.")] = False,
+    sampling: Annotated[
+        str, _value("greedy|fuel", "Defaults of the next four: greedy, or generation_config.json's.")
+    ] = "greedy",
+    temperature: Annotated[float | None, _value("X", "0 takes the most likely token.")] = None,
+    top_k: Annotated[int | None, _value("N", "Draw from the N most likely tokens; 0 is off.")] = None,
+    top_p: Annotated[
+        float | None, _value("X", "Draw from the likeliest tokens that have this mass; 1 is off.")
+    ] = None,
+    min_p: Annotated[
+        float | None, _value("X", "Drop tokens under X times the greatest probability; 0 is off.")
+    ] = None,
+    seed: Annotated[int, _value("N", "The same seed draws the same tokens.")] = 0,
+    backend: Annotated[str, _value("auto|cpu|cuda", "What computes.")] = "auto",
+    threads: Annotated[int | None, _value("N", "CPU threads. By default all that may be used.")] = None,
+    max_context: Annotated[
+        int | None, _value("N", "Room for N tokens. By default what the run needs.")
+    ] = None,
+    prefill_chunk: Annotated[int | None, _value("N", "Feed the prompt N tokens at a time.")] = None,
+    json: Annotated[bool, _flag("--json", "Print one JSON object instead of the text.")] = False,
+    logits_out: Annotated[
+        str | None,
+        _value("FILE", "Write the logits after each token fed: safetensors, float32 [rows, vocab]."),
+    ] = None,
+    profile: Annotated[bool, _flag("--profile", "Print how long each stage takes.")] = False,
+    diagnostics: Annotated[
+        bool, _flag("--diagnostics", "Print the residual stream's size and the router's entropy.")
+    ] = False,
+    quiet: Annotated[bool, _flag("--quiet", "Nothing on standard error but errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> int:
+    """Continue a prompt: text to standard output as it is generated, everything else to standard error."""
+    check_choice("--sampling", sampling, ("greedy", "fuel"))
+    check_choice("--backend", backend, ("auto", "cpu", "cuda"))
+    check_integer("--tokens", tokens, 0)
+    check_integer("--seed", seed, 0, MAX_SEED)
+    if temperature is not None:
+        check_real("--temperature", temperature, 0, 100)
+    if top_k is not None:
+        check_integer("--top-k", top_k, 0)
+    if top_p is not None:
+        check_real("--top-p", top_p, 0, 1, with_low=False)
+    if min_p is not None:
+        check_real("--min-p", min_p, 0, 1, with_high=False)
+    if threads is not None:
+        check_integer("--threads", threads, 1, MAX_THREADS)
+    if max_context is not None:
+        check_integer("--max-context", max_context, 1)
+    if prefill_chunk is not None:
+        check_integer("--prefill-chunk", prefill_chunk, 1, MAX_CHUNK)
+
+    from rocket.prompt import read_prompt
+
+    source = read_prompt(prompt, prompt_file, prompt_ids, chat)
+
+    from rocket.decode_run import DecodeOptions
+    from rocket.decode_run import decode as run
+
+    options = DecodeOptions(
+        prompt=source,
+        fuel=fuel,
+        chat=chat,
+        tokens=tokens,
+        sampling=sampling,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        backend=backend,
+        threads=threads or 0,
+        max_context=max_context,
+        prefill_chunk=prefill_chunk or 0,
+        json=json,
+        profile=profile,
+        diagnostics=diagnostics,
+        quiet=quiet,
+    )
+    return run(options, logits_out)
+
+
+def main() -> NoReturn:
+    run_app(app, "rocket-decode")

@@ -1,0 +1,346 @@
+"""One run of rocket-decode, after its options are known to be sound."""
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rocket import _core
+from rocket.chat import ChatTemplate, ends_inside_thinking
+from rocket.console import Notes, write_data
+from rocket.engine import Engine, Stream
+from rocket.errors import EXIT_INTERRUPTED, UsageError
+from rocket.failures import plan_error
+from rocket.fuel import eos_ids, random_fuel, resolve, sampling_of
+from rocket.output import LogitsWriter
+from rocket.prompt import Prompt, check_ids, context_for
+from rocket.report import (
+    Experts,
+    Stage,
+    Timing,
+    closing_line,
+    diagnostics_table,
+    finite,
+    mean_entropy,
+    profile_table,
+)
+from rocket.tokenizer import Tokenizer
+
+READ_RATE_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """The options of rocket-decode, checked. None stands for "not given"."""
+
+    prompt: Prompt
+    fuel: str | None = None
+    chat: bool = False
+    tokens: int = 128
+    sampling: str = "greedy"
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int = 0
+    ignore_eos: bool = False
+    backend: str = "auto"
+    threads: int = 0
+    max_context: int | None = None
+    prefill_chunk: int = 0
+    json: bool = False
+    profile: bool = False
+    diagnostics: bool = False
+    quiet: bool = False
+
+
+@dataclass
+class Run:
+    """What a run has produced so far."""
+
+    ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish: str = "length"
+    interrupted: bool = False
+    timing: Timing = field(default_factory=Timing)
+    experts: Experts = field(default_factory=Experts)  # of the whole run
+    decode_experts: Experts = field(default_factory=Experts)
+    profiles: dict[str, list[Stage]] = field(default_factory=dict)
+    layers: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Decoder:
+    """Prompt in, text out."""
+
+    def __init__(self, options: DecodeOptions, logits: LogitsWriter | None) -> None:
+        self.options = options
+        self.logits = logits
+        self.notes = Notes(options.quiet)
+        self.folder = self._fuel()
+        self.config = _core.read_config(str(self.folder))
+        self.tokenizer = self._tokenizer()
+        self.opening = ""  # what the chat template opens the answer with
+        self.ids = self._prompt_ids()
+        check_ids(self.ids, self.config["vocab_size"])
+        self.context = context_for(len(self.ids), options.tokens, options.max_context, self.config)
+        self.sampling = self._sampling()
+        self.ends = frozenset() if options.ignore_eos else frozenset(eos_ids(self.folder))
+        self.run = Run()
+        self._stream_text = self.tokenizer.stream() if self.tokenizer else None
+
+    def _fuel(self) -> Path:
+        if self.options.fuel is not None:
+            return resolve(self.options.fuel)
+        with self.notes.progress("making a random fuel") as progress:
+            folder = random_fuel(progress=progress)
+        self.notes.say(f"fuel: {folder} (random weights, so its text is noise; choose another with --fuel)")
+        return folder
+
+    def _tokenizer(self) -> Tokenizer | None:
+        if self.options.prompt.ids is not None and not (self.folder / "tokenizer.json").exists():
+            self.notes.say("text: the fuel has no tokenizer.json; token ids are printed instead")
+            return None
+        return Tokenizer(self.folder)
+
+    def _prompt_ids(self) -> list[int]:
+        prompt = self.options.prompt
+        if prompt.ids is not None:
+            return prompt.ids
+        assert prompt.text is not None
+        assert self.tokenizer is not None
+        if self.options.chat:
+            template = ChatTemplate(self.folder)
+            messages = [{"role": "user", "content": prompt.text}]
+            self.opening = template.generation_prompt(messages)
+            return self.tokenizer.encode(template.render(messages), add_special_tokens=False)
+        ids = self.tokenizer.encode(prompt.text)
+        if not ids:
+            raise UsageError("the prompt is empty: it has no tokens", "give a longer prompt")
+        return ids
+
+    def _sampling(self) -> _core.SamplingParams:
+        o = self.options
+        temperature, top_k, top_p, min_p = 0.0, 0, 1.0, 0.0
+        if o.sampling == "fuel":
+            found = sampling_of(self.folder)
+            temperature, top_k, top_p, min_p = found.temperature, found.top_k, found.top_p, found.min_p
+        elif o.temperature is None and not (o.top_k is None and o.top_p is None and o.min_p is None):
+            temperature = 1.0
+            self.notes.say("sampling: temperature 1, since --top-k, --top-p or --min-p is given")
+        temperature = o.temperature if o.temperature is not None else temperature
+        top_k = o.top_k if o.top_k is not None else top_k
+        top_p = o.top_p if o.top_p is not None else top_p
+        min_p = o.min_p if o.min_p is not None else min_p
+        if o.sampling == "fuel":
+            self.notes.say(
+                f"sampling: temperature {temperature:g}, top-k {top_k}, top-p {top_p:g}, min-p {min_p:g} "
+                "(generation_config.json)"
+            )
+        return _core.SamplingParams(temperature, top_k, top_p, min_p, o.seed)
+
+    def execute(self) -> int:
+        o = self.options
+        start = time.perf_counter()
+        with self.notes.progress("loading") as progress:
+            engine = Engine(
+                self.folder,
+                backend=o.backend,
+                threads=o.threads,
+                max_context=self.context,
+                max_rows=o.prefill_chunk,
+                max_streams=1,
+                progress=progress,
+            )
+        with engine:
+            self.run.timing.load_s = time.perf_counter() - start
+            self.notes.choices(engine.info["choices"])
+            self._check_delivered(engine.info["max_context"])
+            if o.diagnostics:
+                engine.core.set_diagnostics(True)
+            try:
+                self._generate(engine)
+            except KeyboardInterrupt:
+                self.run.interrupted = True
+            self._finish(engine)
+        return EXIT_INTERRUPTED if self.run.interrupted else 0
+
+    def _check_delivered(self, context: int) -> None:
+        if context < self.context:
+            raise plan_error(
+                f"context: {self.context} tokens are needed, and the engine has room for {context}",
+                f"shorten the prompt and --tokens to {context} together",
+            )
+
+    def _generate(self, engine: Engine) -> None:
+        run, core = self.run, engine.core
+        with engine.open() as stream:
+            start = Experts.from_stats(core.stats())
+            try:
+                token = self._prefill(engine, stream)
+                after_prompt = Experts.from_stats(core.stats())
+                try:
+                    if self.options.tokens:
+                        self._decode(engine, stream, token)
+                finally:
+                    run.decode_experts = Experts.from_stats(core.stats()) - after_prompt
+            finally:
+                run.experts = Experts.from_stats(core.stats()) - start
+            if self.options.diagnostics:
+                run.layers = core.diagnostics()
+
+    def _prefill(self, engine: Engine, stream: Stream) -> int:
+        timing, core = self.run.timing, engine.core
+        chunk = self.options.prefill_chunk or engine.info["max_rows"]
+        if self.options.profile:
+            core.set_profile(True)
+        start = time.perf_counter()
+        if self.logits is None:
+            stream.feed(self.ids, chunk)
+        else:
+            for i in range(0, len(self.ids), chunk):
+                self.logits.append(stream.feed_logits(self.ids[i : i + chunk], chunk))
+        token = stream.sample(self.sampling) if self.options.tokens else -1
+        timing.prefill_s = time.perf_counter() - start
+        timing.prefill_tokens = len(self.ids)
+        if self.options.profile:
+            self.run.profiles["prefill"] = core.profile()
+            core.set_profile(True)
+        return token
+
+    def _decode(self, engine: Engine, stream: Stream, token: int) -> None:
+        timing, left = self.run.timing, self.options.tokens
+        start = time.perf_counter()
+        try:
+            while True:
+                self._emit(token)
+                left -= 1
+                if token in self.ends:
+                    self.run.finish = "stop"
+                    break
+                if not left:
+                    break
+                before = time.perf_counter()
+                token = stream.decode(token, self.sampling)
+                timing.steps_s.append(time.perf_counter() - before)
+                if self.logits is not None:
+                    self.logits.append(engine.core.last_logits())
+        finally:
+            timing.decode_s = time.perf_counter() - start if timing.steps_s else 0.0
+            if self.options.profile and timing.steps_s:
+                self.run.profiles["decode"] = engine.core.profile()
+
+    def _emit(self, token: int) -> None:
+        self.run.ids.append(token)
+        if self._stream_text is None:
+            piece = str(token) if len(self.run.ids) == 1 else f",{token}"
+        else:
+            piece = self._stream_text.push(token)
+        self._print(piece)
+
+    def _print(self, piece: str) -> None:
+        if piece:
+            self.run.pieces.append(piece)
+            if not self.options.json:
+                write_data(piece)
+
+    def _finish(self, engine: Engine) -> None:
+        run, o = self.run, self.options
+        if self._stream_text is not None:
+            self._print(self._stream_text.finish())
+        if not o.json and run.pieces and not run.pieces[-1].endswith("\n"):
+            write_data("\n")
+        limit = self._read_limit(engine)
+        if o.json and not run.interrupted:
+            write_data(json.dumps(self._as_json(engine, limit), ensure_ascii=False, allow_nan=False) + "\n")
+        if o.profile:
+            self._say_profile()
+        if run.layers:
+            self.notes.always(diagnostics_table(run.layers, engine.info["topk"]))
+        if self._cut_in_thinking():
+            self.notes.say(
+                f"the answer was cut inside <think>, after {len(run.ids)} tokens; --tokens allows more"
+            )
+        self.notes.say(
+            closing_line(len(run.ids), run.timing, run.decode_experts, self._fraction(engine, limit))
+        )
+
+    def _cut_in_thinking(self) -> bool:
+        if self.tokenizer is None:
+            return False
+        return ends_inside_thinking(self.opening + self.tokenizer.decode(self.run.ids, skip_special=False))
+
+    def _say_profile(self) -> None:
+        run = self.run
+        titles = {
+            "prefill": (f"prefill of {run.timing.prefill_tokens} tokens", 1),
+            "decode": (f"decode, mean of {len(run.timing.steps_s)} steps", len(run.timing.steps_s)),
+        }
+        for phase, stages in run.profiles.items():
+            title, steps = titles[phase]
+            self.notes.always(profile_table(title, stages, steps) + "\n")
+
+    def _read_limit(self, engine: Engine) -> float | None:
+        """GB/s that this machine reads, measured only where it is reported.
+
+        It is the CPU's memory that is measured, so other backends have none.
+        """
+        if self.options.quiet and not self.options.json:
+            return None
+        if self.run.interrupted or not self.run.timing.steps_s or engine.info["backend"] != "cpu":
+            return None
+        return _core.read_rate_gb_s(threads=engine.info["threads"], seconds=READ_RATE_SECONDS)
+
+    def _fraction(self, engine: Engine, limit: float | None) -> float | None:
+        rate = self.run.timing.decode_tok_s
+        return engine.info["token_bytes"] * rate / (limit * 1e9) if limit and rate else None
+
+    def _as_json(self, engine: Engine, limit: float | None) -> dict[str, Any]:
+        run, info = self.run, engine.info
+        result: dict[str, Any] = {
+            "fuel": str(self.folder),
+            "backend": info["backend"],
+            "device": info["device"],
+            "prompt_ids": self.ids,
+            "token_ids": run.ids,
+            "text": "".join(run.pieces) if self.tokenizer else None,
+            "finish_reason": run.finish,
+            "timing": run.timing.as_json(),
+            "bytes": {
+                "per_token": info["token_bytes"],
+                "read_limit_gb_s": limit,
+                "fraction_of_limit": self._fraction(engine, limit),
+            },
+            "experts": {
+                "hits": run.experts.hits,
+                "misses": run.experts.misses,
+                "evictions": run.experts.evictions,
+                "streamed_bytes": run.experts.streamed_bytes,
+                "slots": info["slots"],
+                "slot_bytes": info["slot_bytes"],
+            },
+            "seed": self.options.seed,
+        }
+        if self.options.profile:
+            result["profile"] = {
+                phase: [{"stage": name, "ms": ms, "of_which": part} for name, ms, part in stages]
+                for phase, stages in run.profiles.items()
+            }
+        if run.layers:
+            result["diagnostics"] = {
+                "stream_mean_rms": [finite(rms) for rms, _ in run.layers],
+                "router_entropy": [finite(entropy) if entropy >= 0 else None for _, entropy in run.layers],
+                "mean_router_entropy": finite(mean_entropy(run.layers)),
+            }
+        return result
+
+
+def decode(options: DecodeOptions, logits_out: str | None) -> int:
+    """Runs, and writes the logits' file whole or not at all."""
+    with contextlib.ExitStack() as stack:
+        logits = stack.enter_context(LogitsWriter(logits_out, "--logits-out")) if logits_out else None
+        status = Decoder(options, logits).execute()
+        if status and logits is not None:
+            logits.discard()
+    return status

@@ -1,0 +1,202 @@
+"""The engine as a Python object: streams of tokens, steps, logits."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rocket._core import CoreEngine, Row, SamplingParams
+from rocket.failures import input_error
+from rocket.fuel import eos_ids, resolve
+from rocket.tokenizer import Tokenizer
+
+Logits = npt.NDArray[np.float32]
+
+
+class Stream:
+    """One sequence of tokens and its state in the engine. A context manager: it closes the stream."""
+
+    def __init__(self, engine: "Engine", number: int) -> None:
+        self.engine = engine
+        self.number = number
+        self._open = True
+
+    @property
+    def position(self) -> int:
+        """Tokens fed so far."""
+        return self.engine.core.position(self.number)
+
+    def feed(self, ids: Sequence[int], chunk: int = 0) -> None:
+        """Feeds tokens, at most ``chunk`` a step (0: as many as a step may have)."""
+        self.engine.core.feed(self.number, ids, logits="last", chunk=chunk)
+
+    def feed_logits(self, ids: Sequence[int], chunk: int = 0) -> Logits:
+        """Feeds tokens and returns the logits after each, ``[len(ids), vocab]``."""
+        logits = self.engine.core.feed(self.number, ids, logits="all", chunk=chunk)
+        assert logits is not None
+        return logits
+
+    def sample(self, sampling: SamplingParams) -> int:
+        """Draws the next token from the logits of the engine's last step."""
+        return self.engine.core.sample(sampling, self.position)
+
+    def decode(self, token: int, sampling: SamplingParams) -> int:
+        """Feeds a token and draws the next."""
+        return self.engine.core.decode(self.number, token, sampling)
+
+    def fork(self) -> "Stream":
+        """A new stream with the same past."""
+        return Stream(self.engine, self.engine.core.fork(self.number))
+
+    def truncate(self, position: int) -> None:
+        """Goes back to the first ``position`` tokens."""
+        self.engine.core.truncate(self.number, position)
+
+    def commit(self, rows: int) -> None:
+        """After a step with checkpoints: keeps the first ``rows`` of the stream's rows."""
+        self.engine.core.commit(self.number, rows)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            if not self.engine.closed:  # closing the engine closes its streams
+                self.engine.core.close(self.number)
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Engine:
+    """A loaded fuel. A context manager: leaving it frees the memory.
+
+    ``fuel`` is a directory or a name. ``backend`` is auto, cpu or cuda; 0 leaves a number to the engine.
+    ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
+    DeviceError.
+    """
+
+    def __init__(
+        self,
+        fuel: str | Path,
+        *,
+        backend: str = "auto",
+        threads: int = 0,
+        max_context: int = 0,
+        max_rows: int = 0,
+        max_streams: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.folder = resolve(str(fuel))
+        self._core: CoreEngine | None = CoreEngine(
+            str(self.folder),
+            backend=backend,
+            threads=threads,
+            max_context=max_context,
+            max_rows=max_rows,
+            max_streams=max_streams,
+            progress=progress,
+        )
+
+    @property
+    def core(self) -> CoreEngine:
+        """The C++ engine below."""
+        if self._core is None:
+            raise input_error("the engine is closed", "load the fuel again: Engine(fuel)")
+        return self._core
+
+    @property
+    def closed(self) -> bool:
+        return self._core is None
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """Shapes, sizes, limits, automatic choices: the fields of EngineInfo (src/runtime/engine.h)."""
+        return self.core.info()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.folder)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Token ids that end a text."""
+        return frozenset(eos_ids(self.folder))
+
+    def open(self) -> Stream:
+        """A new, empty stream."""
+        return Stream(self, self.core.open())
+
+    def restore(self, name: str) -> Stream:
+        """A new stream from a named snapshot."""
+        return Stream(self, self.core.restore(name))
+
+    def step(self, rows: Sequence[Row]) -> tuple[Logits, list[int]]:
+        """Runs a step of any mix of streams. Returns logits of the rows that want them, and their indices."""
+        return self.core.step(rows)
+
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """Logits after each token of a sequence, ``[len(ids), vocab]``."""
+        with self.open() as stream:
+            return stream.feed_logits(ids)
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        tokens: int = 128,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: Collection[int] | None = None,
+        chunk: int = 0,
+    ) -> Iterator[int]:
+        """Yields up to ``tokens`` tokens that follow ``ids``; greedy unless ``temperature`` is above 0.
+
+        A token of ``stop`` ends it and is yielded too; None stands for the fuel's own, () for never.
+        """
+        prompt = list(ids)
+        if not prompt:
+            raise input_error(
+                "the prompt is empty: expected at least one token", "give at least one token id"
+            )
+        if tokens < 0:
+            raise input_error(f"tokens: expected 0 or more, found {tokens}", "ask for 0 tokens or more")
+        sampling = SamplingParams(temperature, top_k, top_p, min_p, seed)
+        ends = self.eos_ids if stop is None else frozenset(stop)
+        return self._generate(prompt, tokens, sampling, ends, chunk)
+
+    def _generate(
+        self, prompt: list[int], tokens: int, sampling: SamplingParams, ends: frozenset[int], chunk: int
+    ) -> Iterator[int]:
+        with self.open() as stream:
+            stream.feed(prompt, chunk)
+            token = stream.sample(sampling) if tokens else -1
+            for left in range(tokens, 0, -1):
+                yield token
+                if token in ends:
+                    return
+                if left > 1:
+                    token = stream.decode(token, sampling)
+
+    def close(self) -> None:
+        if self._core is not None:
+            self._core.unload()
+            self._core = None
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,130 @@
+"""What the command line makes of an error: one line, a blank line, a hint, and an exit status.
+
+Status 2 means that the command line itself is wrong whatever the fuel: an unknown option, a value out of
+range, two prompts. Status 1 is any other failure. 130 is Ctrl-C, 141 a reader of standard output that went away.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+class CliError(Exception):
+    """A failure found by the command line itself."""
+
+    status = EXIT_FAILURE
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(CliError):
+    """The command line cannot be right."""
+
+    status = EXIT_USAGE
+
+
+# Typer brings its own copy of click in some releases and uses the package in others; either way this is the
+# base class of its complaints about the command line.
+_ParseError: type[Exception] = typer.BadParameter.__mro__[1]
+
+_HINTS = {
+    "FuelError": "check the path given with --fuel, and that the download of the fuel is complete",
+    "PlanError": "ask for less: a smaller --max-context, fewer --tokens",
+    "InputError": "see --help for what the options take",
+    "DeviceError": "try --backend cpu",
+}
+
+
+def one_line(text: str) -> str:
+    """The text on one line, with control characters (a terminal obeys them) made visible."""
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in words)
+
+
+def print_error(message: str, hint: str) -> None:
+    label, hint_label = "error:", "hint:"
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        label, hint_label = f"\x1b[1;31m{label}\x1b[0m", f"\x1b[36m{hint_label}\x1b[0m"
+    text = f"{label} {one_line(message)}\n\n{hint_label} {one_line(hint)}\n"
+    sys.stderr.flush()
+    sys.stderr.buffer.write(text.encode("utf-8", "backslashreplace"))
+    sys.stderr.buffer.flush()
+
+
+def describe_os_error(error: OSError) -> str:
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{where}"
+
+
+def explain(error: BaseException) -> tuple[str, str, int]:
+    """Message, hint and exit status of an error."""
+    kind = type(error)
+    if isinstance(error, CliError):
+        return str(error), error.hint, error.status
+    if isinstance(error, _ParseError):
+        message = error.format_message()  # type: ignore[attr-defined]
+        return message, "see --help for the options and what they take", EXIT_USAGE
+    if kind.__module__.split(".")[0] == "rocket":  # a typed error of the engine or of the package
+        return str(error), getattr(error, "hint", "") or _HINTS.get(kind.__name__, "see --help"), EXIT_FAILURE
+    if isinstance(error, MemoryError):
+        return (
+            "out of memory",
+            "close other programs, or ask for less: --max-context, --prefill-chunk",
+            EXIT_FAILURE,
+        )
+    if isinstance(error, OSError):
+        return describe_os_error(error), "check that the path exists and that you may use it", EXIT_FAILURE
+    if isinstance(error, ImportError) and "rocket._core" in str(error):
+        return f"the C++ module is missing: {error}", "build it with: pip install .", EXIT_FAILURE
+    message = f"internal fault: {kind.__name__}: {error}"
+    return message, "this is a defect of Rocket; ROCKET_TRACEBACK=1 shows where it happened", EXIT_FAILURE
+
+
+def _silence_stdout() -> None:
+    # What is still buffered would raise again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run_command(command: Callable[[], int | None]) -> int:
+    """Runs a command and turns whatever it raises into a message and an exit status."""
+    try:
+        status = command() or 0
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_BROKEN_PIPE
+    except typer.Exit as stop:
+        return stop.exit_code
+    except Exception as error:
+        if os.environ.get("ROCKET_TRACEBACK"):
+            traceback.print_exc()
+        message, hint, status = explain(error)
+        print_error(message, hint)
+        return status
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    # As an exception, so that half-written files are removed on the way out.
+    sys.exit(128 + number)
+
+
+def run_app(app: typer.Typer, name: str) -> NoReturn:
+    """The main() of a console script."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run_command(lambda: app(prog_name=name, standalone_mode=False)))

@@ -1,0 +1,200 @@
+"""Finding fuels by name, and the small files beside the weights."""
+
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocket.failures import fuel_error, input_error
+from rocket.tokenizer import LFS_MARK
+
+
+def search_path() -> list[Path]:
+    """Folders that hold fuels, one folder each: $ROCKET_FUELS, the package's own, the source tree's."""
+    given = [Path(part) for part in os.environ.get("ROCKET_FUELS", "").split(os.pathsep) if part]
+    package = Path(__file__).parent
+    source = Path(__file__).resolve().parents[2]
+    return [*given, package / "fuels", source / "fuels"]
+
+
+def known_fuels() -> dict[str, Path]:
+    """Name -> folder of every fuel with weights on the search path; the first of a name counts."""
+    found: dict[str, Path] = {}
+    for place in search_path():
+        with contextlib.suppress(OSError):
+            for folder in sorted(place.iterdir()):
+                if (folder / "config.json").is_file():
+                    found.setdefault(folder.name, folder)
+    return found
+
+
+def resolve(name: str) -> Path:
+    """The folder of a fuel given as a directory or by name. Throws FuelError with the candidates."""
+    if not name or "\0" in name:
+        raise fuel_error(f"fuel {name!r}: expected a name or a directory", _known_hint(known_fuels()))
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.exists():
+        hint = f"did you mean its folder, {path.parent}?"
+        raise fuel_error(f"fuel {name}: expected a directory, found a file", hint)
+    fuels = known_fuels()
+    if name in fuels:
+        return fuels[name]
+    close = difflib.get_close_matches(name, fuels, n=3) or _close_directories(path)
+    hint = f"did you mean {' or '.join(close)}?" if close else _known_hint(fuels)
+    raise fuel_error(f"fuel {name}: no such directory, and no fuel of that name", hint)
+
+
+def _close_directories(path: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
+        return [str(path.parent / close) for close in difflib.get_close_matches(path.name, names, n=3)]
+    return []
+
+
+def _known_hint(fuels: dict[str, Path]) -> str:
+    known = f"known fuels: {', '.join(fuels)}" if fuels else "no named fuels are installed"
+    return f"{known}; or give the directory that holds config.json, or set ROCKET_FUELS to folders of fuels"
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file beside the weights; {} if there is no such file."""
+    try:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise fuel_error(f"{file}: {error.strerror}", "check the file and its permissions") from error
+    if data.startswith(LFS_MARK):
+        raise fuel_error(
+            f"{file}: a Git LFS pointer of {len(data)} bytes, not the file itself",
+            "run git lfs pull in the fuel's folder",
+        )
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise fuel_error(f"{file}: broken JSON: {error}", "download the file again") from error
+    if not isinstance(value, dict):
+        raise fuel_error(
+            f"{file}: expected a JSON object, found {type(value).__name__}", "download the file again"
+        )
+    return value
+
+
+def eos_ids(folder: Path) -> list[int]:
+    """Ids that end a text: generation_config.json's, else config.json's (top level, then text_config)."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    for file, source in (
+        ("generation_config.json", read_json(folder / "generation_config.json")),
+        ("config.json", config),
+        ("config.json", text if isinstance(text, dict) else {}),
+    ):
+        value = source.get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            raise fuel_error(
+                f"{folder / file}: eos_token_id: expected an integer or a list of integers, found {value!r}",
+                "correct the file",
+            )
+        return ids
+    return []
+
+
+@dataclass(frozen=True)
+class FuelSampling:
+    """What generation_config.json asks for."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+def sampling_of(folder: Path) -> FuelSampling:
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        raise fuel_error(
+            f"--sampling fuel: {file} not found", "give --temperature and the like, or leave out --sampling"
+        )
+    values = read_json(file)
+
+    def number(key: str, default: float) -> float:
+        value = values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise fuel_error(f"{file}: {key}: expected a number, found {value!r}", "correct the file")
+        return value
+
+    greedy = not values.get("do_sample", False)
+    return FuelSampling(
+        temperature=0.0 if greedy else float(number("temperature", 1.0)),
+        top_k=int(number("top_k", 0)),
+        top_p=float(number("top_p", 1.0)),
+        min_p=float(number("min_p", 0.0)),
+    )
+
+
+def cache_dir() -> Path:
+    """Rocket's folder in the user's cache. A relative XDG_CACHE_HOME does not count, by its specification."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    return base / "rocket"
+
+
+def random_fuel(preset: str = "tiny", progress: Callable[[int, int], None] | None = None) -> Path:
+    """The folder of a random fuel, made in the user's cache on first use.
+
+    It is made in a scratch folder and renamed, so that it is whole or absent. Of two processes that make it
+    at once the second to finish throws its copy away; the contents are the same.
+    """
+    from rocket import __version__
+    from rocket.random_fuel import PRESETS, counted_bytes, make_fuel
+
+    if preset not in PRESETS:
+        raise input_error(f"preset {preset}: not known", f"known presets: {', '.join(PRESETS)}")
+    options = PRESETS[preset]
+    place = cache_dir() / "fuels"
+    digest = hashlib.sha256(f"{__version__} {options}".encode()).hexdigest()[:8]
+    final = place / f"random-{preset}-{digest}"
+    if final.is_dir():
+        return final
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        _check_space(place, counted_bytes(options)["disk"])
+        scratch = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=place))
+    except OSError as error:
+        raise fuel_error(
+            f"cannot make a random fuel in {place}: {error.strerror}",
+            "set XDG_CACHE_HOME to a folder that you may write, or give --fuel",
+        ) from error
+    try:
+        made = make_fuel(scratch / "fuel", options, progress=progress)
+        try:
+            made.rename(final)
+        except OSError as error:
+            if not final.is_dir():
+                raise fuel_error(f"{final}: {error.strerror}", "remove it, or give --fuel") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return final
+
+
+def _check_space(place: Path, needed: int) -> None:
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise fuel_error(
+            f"{place}: the fuel takes {needed / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free",
+            "make room, or set XDG_CACHE_HOME to a larger disk",
+        )

@@ -1,0 +1,145 @@
+"""Files that appear whole or not at all, and whose place is checked before the work starts."""
+
+import contextlib
+import json
+import os
+import stat
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from rocket.errors import CliError, describe_os_error
+
+
+class AtomicFile:
+    """Writes beside the target under a temporary name and renames on success.
+
+    The temporary file is made at once, so a target that cannot be written is an error before any work is
+    done. A target that is no regular file (/dev/null, a pipe) is written directly: renaming would replace the
+    device.
+    """
+
+    def __init__(self, path: str | Path, option: str) -> None:
+        self.target = Path(os.path.realpath(path))
+        self.option = option
+        self._temporary: Path | None = None
+        self.file = self._open(Path(path))
+
+    def _open(self, given: Path) -> BinaryIO:
+        try:
+            if self.target.is_dir():
+                raise IsADirectoryError(None, "it is a directory", None)
+            mode = 0o666 & ~_umask()
+            if self.target.exists():
+                found = self.target.stat().st_mode
+                if not stat.S_ISREG(found):
+                    return self.target.open("wb")
+                if not os.access(self.target, os.W_OK):
+                    raise PermissionError(None, "permission denied", None)
+                mode = stat.S_IMODE(found)
+            handle, name = tempfile.mkstemp(
+                prefix=f".{self.target.name}.", suffix=".tmp", dir=self.target.parent
+            )
+            self._temporary = Path(name)
+            os.fchmod(handle, mode)
+            return os.fdopen(handle, "w+b")
+        except OSError as error:
+            reason = describe_os_error(OSError(error.errno, error.strerror))
+            raise CliError(
+                f"{self.option}: cannot write {given}: {reason}",
+                "give a file in a folder that exists and is yours",
+            ) from error
+
+    def commit(self) -> None:
+        try:
+            self.file.close()  # may still run out of space
+            if self._temporary is not None:
+                self._temporary.replace(self.target)
+                self._temporary = None
+        finally:
+            self._remove()
+
+    def discard(self) -> None:
+        try:
+            with contextlib.suppress(OSError):  # what could not be written is of no interest any more
+                self.file.close()
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+
+    def __enter__(self) -> "AtomicFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+class LogitsWriter:
+    """A safetensors file with one tensor, ``logits`` float32 [rows, vocab], whose rows come step by step.
+
+    The number of rows is known only at the end, so room for the longest header is left at the start;
+    safetensors headers may be padded with spaces.
+    """
+
+    HEADER_BYTES = 256
+
+    def __init__(self, path: str | Path, option: str) -> None:
+        self._out = AtomicFile(path, option)
+        self._vocab = 0
+        self._rows = 0
+        self._discarded = False
+        if self._out.file.seekable():
+            self._out.file.write(bytes(8 + self.HEADER_BYTES))
+        else:
+            self._out.discard()
+            raise CliError(
+                f"{option}: {path} is a pipe, and the header is written last", "give a regular file"
+            )
+
+    def append(self, logits: npt.NDArray[np.float32]) -> None:
+        rows, self._vocab = logits.shape
+        self._rows += rows
+        self._out.file.write(np.ascontiguousarray(logits, dtype="<f4").tobytes())
+
+    def _header(self) -> bytes:
+        shape = [self._rows, self._vocab]
+        tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * self._rows * self._vocab]}
+        text = json.dumps({"logits": tensor}, separators=(",", ":")).encode()
+        return self.HEADER_BYTES.to_bytes(8, "little") + text.ljust(self.HEADER_BYTES)
+
+    def discard(self) -> None:
+        """Leaves no file behind."""
+        self._discarded = True
+        self._out.discard()
+
+    def __enter__(self) -> "LogitsWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None or self._discarded:
+            self._out.discard()
+            return
+        with self._out:
+            self._out.file.seek(0)
+            self._out.file.write(self._header())

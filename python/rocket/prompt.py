@@ -1,0 +1,114 @@
+"""Where a prompt comes from, and whether it fits."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocket.errors import CliError, UsageError, describe_os_error
+from rocket.failures import input_error, plan_error
+from rocket.options import parse_ids
+
+_SOURCES_HINT = "give one of --prompt, --prompt-file, --prompt-ids, or pipe the text into standard input"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Text, or token ids."""
+
+    text: str | None = None
+    ids: list[int] | None = None
+
+
+def decode_text(data: bytes, name: str) -> str:
+    """UTF-8 text from a file or standard input."""
+    if b"\0" in data:
+        raise CliError(
+            f"{name}: expected text, found a binary file (a zero byte at {data.index(0)})", "give a text file"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{data[error.start]:02x} at {error.start}"
+        raise CliError(f"{name}: expected UTF-8 text, found {found}", "convert the file to UTF-8") from None
+
+
+def read_file(path: str, option: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = describe_os_error(OSError(error.errno, error.strerror))
+        raise CliError(f"{option}: cannot read {path}: {reason}", "give a text file that exists") from error
+
+
+def _without_last_newline(text: str) -> str:
+    # Editors and echo end a file with a newline that is no part of what was meant.
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_prompt(text: str | None, file: str | None, ids: str | None, chat: bool = False) -> Prompt:
+    given = [
+        name
+        for name, value in (("--prompt", text), ("--prompt-file", file), ("--prompt-ids", ids))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise UsageError(f"expected one prompt, found {len(given)}: {' and '.join(given)}", _SOURCES_HINT)
+    if ids is not None:
+        if chat:
+            raise UsageError("--chat takes text, found --prompt-ids", "give the message with --prompt")
+        if not ids.strip():
+            raise UsageError("--prompt-ids: the prompt is empty", _SOURCES_HINT)
+        return Prompt(ids=parse_ids("--prompt-ids", ids))
+    if text is not None:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                "--prompt: expected UTF-8 text, found other bytes", "check the terminal's locale"
+            ) from None
+        name = "--prompt"
+    elif file is not None:
+        name = f"--prompt-file {file}"
+        text = _without_last_newline(decode_text(read_file(file, "--prompt-file"), name))
+    else:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError("no prompt", _SOURCES_HINT)
+        name = "standard input"
+        text = _without_last_newline(decode_text(sys.stdin.buffer.read(), name))
+    if not text:
+        raise UsageError(f"{name}: the prompt is empty", _SOURCES_HINT)
+    return Prompt(text=text)
+
+
+def check_ids(ids: list[int], vocab: int) -> None:
+    """Throws InputError for the first id outside the vocabulary."""
+    for place, token in enumerate(ids):
+        if not 0 <= token < vocab:
+            raise input_error(
+                f"prompt: token id {token} at place {place + 1}: the fuel's vocabulary is 0 to {vocab - 1}",
+                "check the ids, or give the prompt as text",
+            )
+
+
+def context_for(prompt: int, tokens: int, asked: int | None, config: dict[str, Any]) -> int:
+    """The context that a run needs. Throws if it is more than was asked for or than the model has."""
+    limit, needed = int(config["max_position_embeddings"]), prompt + tokens
+    numbers = f"{prompt} tokens of the prompt + {tokens} to generate = {needed}"
+    if asked is not None and asked > limit:
+        raise input_error(
+            f"--max-context: expected 1 to {limit}, the model's own, found {asked}",
+            f"use --max-context {limit}",
+        )
+    if needed > limit:
+        room = limit - prompt
+        hint = (
+            f"use --tokens {room} or less" if room >= 0 else f"shorten the prompt to {limit} tokens or less"
+        )
+        raise plan_error(f"context: {numbers}, but the model holds {limit}", hint)
+    if asked is not None and needed > asked:
+        hint = f"use --max-context {needed}"
+        if asked >= prompt:
+            hint += f", or --tokens {asked - prompt}"
+        raise plan_error(f"context: {numbers}, but --max-context is {asked}", hint)
+    return asked if asked is not None else needed
