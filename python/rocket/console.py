@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rocket.errors import one_line
+from rocket.errors import ReaderGoneError, one_line
 
 Progress = Callable[[int, int], None]
 
@@ -28,33 +28,26 @@ class Notes:
             self.say(one_line(line))
 
     @contextmanager
-    def progress(self, label: str) -> Iterator[Progress | None]:
-        """A bar for bytes on a terminal; elsewhere nothing."""
+    def progress(self, label: str, unit: str = "bytes") -> Iterator[Progress | None]:
+        """A bar on a terminal; elsewhere nothing. Gives a function that takes what is done and in all."""
         if self.quiet or not sys.stderr.isatty():
             yield None
             return
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
 
-        columns = ("{task.description}", BarColumn(), DownloadColumn(binary_units=True))
-        with Progress(
-            *columns,
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        ) as bar:
+        count = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
+        columns = ("{task.description}", BarColumn(), count, TimeRemainingColumn())
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(label, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def write_data(text: str) -> None:
-    """Text to standard output as UTF-8, at once, whatever the locale says."""
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-    sys.stdout.buffer.flush()
+def write_data(data: str | bytes) -> None:
+    """To standard output at once; text as UTF-8, whatever the locale says."""
+    try:
+        sys.stdout.buffer.write(data if isinstance(data, bytes) else data.encode("utf-8", "replace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise ReaderGoneError from None

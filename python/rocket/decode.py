@@ -1,24 +1,16 @@
 """rocket-decode: text from a prompt."""
 
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from rocket.errors import run_app
-from rocket.options import MAX_SEED, check_choice, check_integer, check_real
+from rocket.errors import run_command_line
+from rocket.options import MAX_SEED, check_choice, check_integer, check_real, flag, integer, number, string
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 MAX_THREADS = 1024
 MAX_CHUNK = 65536
-
-
-def _value(metavar: str, help: str) -> Any:
-    return typer.Option(metavar=metavar, help=help)
-
-
-def _flag(name: str, help: str) -> Any:
-    return typer.Option(name, help=help)
 
 
 def _show_version(wanted: bool) -> None:
@@ -34,46 +26,44 @@ def _show_version(wanted: bool) -> None:
 def decode(
     fuel: Annotated[
         str | None,
-        _value(
+        string(
             "NAME|DIR", "The model, by name or directory. By default a small random one, made once and kept."
         ),
     ] = None,
-    prompt: Annotated[str | None, _value("TEXT", "The prompt. Without any: standard input.")] = None,
+    prompt: Annotated[str | None, string("TEXT", "The prompt. Without any: standard input.")] = None,
     prompt_file: Annotated[
-        str | None, _value("FILE", "The prompt as UTF-8 text, less one newline at its end.")
+        str | None, string("FILE", "The prompt as UTF-8 text, less one newline at its end.")
     ] = None,
-    prompt_ids: Annotated[str | None, _value("1,5,9", "The prompt as token ids.")] = None,
-    chat: Annotated[bool, _flag("--chat", "Put the prompt into the fuel's chat template.")] = False,
-    tokens: Annotated[int, _value("N", "Generate at most N tokens; 0 only feeds the prompt.")] = 128,
-    ignore_eos: Annotated[bool, _flag("--ignore-eos", "Go on after a token that ends the text.")] = False,
+    prompt_ids: Annotated[str | None, string("1,5,9", "The prompt as token ids.")] = None,
+    chat: Annotated[bool, flag("--chat", "Put the prompt into the fuel's chat template.")] = False,
+    tokens: Annotated[int, integer("Generate at most N tokens; 0 only feeds the prompt.")] = 128,
+    ignore_eos: Annotated[bool, flag("--ignore-eos", "Go on after a token that ends the text.")] = False,
     sampling: Annotated[
-        str, _value("greedy|fuel", "Defaults of the next four: greedy, or generation_config.json's.")
+        str, string("greedy|fuel", "Defaults of the next four: greedy, or generation_config.json's.")
     ] = "greedy",
-    temperature: Annotated[float | None, _value("X", "0 takes the most likely token.")] = None,
-    top_k: Annotated[int | None, _value("N", "Draw from the N most likely tokens; 0 is off.")] = None,
+    temperature: Annotated[float | None, number("0 takes the most likely token.")] = None,
+    top_k: Annotated[int | None, integer("Draw from the N most likely tokens; 0 is off.")] = None,
     top_p: Annotated[
-        float | None, _value("X", "Draw from the likeliest tokens that have this mass; 1 is off.")
+        float | None, number("Draw from the likeliest tokens that have this mass; 1 is off.")
     ] = None,
     min_p: Annotated[
-        float | None, _value("X", "Drop tokens under X times the greatest probability; 0 is off.")
+        float | None, number("Drop tokens under X times the greatest probability; 0 is off.")
     ] = None,
-    seed: Annotated[int, _value("N", "The same seed draws the same tokens.")] = 0,
-    backend: Annotated[str, _value("auto|cpu|cuda", "What computes.")] = "auto",
-    threads: Annotated[int | None, _value("N", "CPU threads. By default all that may be used.")] = None,
-    max_context: Annotated[
-        int | None, _value("N", "Room for N tokens. By default what the run needs.")
-    ] = None,
-    prefill_chunk: Annotated[int | None, _value("N", "Feed the prompt N tokens at a time.")] = None,
-    json: Annotated[bool, _flag("--json", "Print one JSON object instead of the text.")] = False,
+    seed: Annotated[int, integer("The same seed draws the same tokens.")] = 0,
+    backend: Annotated[str, string("auto|cpu|cuda", "What computes.")] = "auto",
+    threads: Annotated[int | None, integer("CPU threads. By default all that may be used.")] = None,
+    max_context: Annotated[int | None, integer("Room for N tokens. By default what the run needs.")] = None,
+    prefill_chunk: Annotated[int | None, integer("Feed the prompt N tokens at a time.")] = None,
+    json: Annotated[bool, flag("--json", "Print one JSON object instead of the text.")] = False,
     logits_out: Annotated[
         str | None,
-        _value("FILE", "Write the logits after each token fed: safetensors, float32 [rows, vocab]."),
+        string("FILE", "Write the logits after each token fed: safetensors, float32 [rows, vocab]."),
     ] = None,
-    profile: Annotated[bool, _flag("--profile", "Print how long each stage takes.")] = False,
+    profile: Annotated[bool, flag("--profile", "Print how long each stage takes.")] = False,
     diagnostics: Annotated[
-        bool, _flag("--diagnostics", "Print the residual stream's size and the router's entropy.")
+        bool, flag("--diagnostics", "Print the residual stream's size and the router's entropy.")
     ] = False,
-    quiet: Annotated[bool, _flag("--quiet", "Nothing on standard error but errors.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
@@ -130,4 +120,4 @@ def decode(
 
 
 def main() -> NoReturn:
-    run_app(app, "rocket-decode")
+    run_command_line(lambda: app, "rocket-decode")

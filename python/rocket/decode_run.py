@@ -274,8 +274,8 @@ class Decoder:
     def _say_profile(self) -> None:
         run = self.run
         titles = {
-            "prefill": (f"prefill of {run.timing.prefill_tokens} tokens", 1),
-            "decode": (f"decode, mean of {len(run.timing.steps_s)} steps", len(run.timing.steps_s)),
+            "prefill": (f"prefill, {run.timing.prefill_tokens} tok", 1),
+            "decode": (f"decode, a step of {len(run.timing.steps_s)}", len(run.timing.steps_s)),
         }
         for phase, stages in run.profiles.items():
             title, steps = titles[phase]

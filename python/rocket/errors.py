@@ -1,7 +1,8 @@
 """What the command line makes of an error: one line, a blank line, a hint, and an exit status.
 
 Status 2 means that the command line itself is wrong whatever the fuel: an unknown option, a value out of
-range, two prompts. Status 1 is any other failure. 130 is Ctrl-C, 141 a reader of standard output that went away.
+range, two prompts. Status 1 is any other failure. 130 is Ctrl-C, 141 a reader of standard output that went
+away.
 """
 
 import os
@@ -34,6 +35,10 @@ class UsageError(CliError):
     """The command line cannot be right."""
 
     status = EXIT_USAGE
+
+
+class ReaderGoneError(Exception):
+    """Whatever reads standard output has closed it. Typer has its own way with a BrokenPipeError."""
 
 
 # Typer brings its own copy of click in some releases and uses the package in others; either way this is the
@@ -87,7 +92,7 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         )
     if isinstance(error, OSError):
         return describe_os_error(error), "check that the path exists and that you may use it", EXIT_FAILURE
-    if isinstance(error, ImportError) and "rocket._core" in str(error):
+    if isinstance(error, ImportError) and "_core" in str(error):
         return f"the C++ module is missing: {error}", "build it with: pip install .", EXIT_FAILURE
     message = f"internal fault: {kind.__name__}: {error}"
     return message, "this is a defect of Rocket; ROCKET_TRACEBACK=1 shows where it happened", EXIT_FAILURE
@@ -104,9 +109,9 @@ def run_command(command: Callable[[], int | None]) -> int:
         status = command() or 0
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except (ReaderGoneError, BrokenPipeError):
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except typer.Exit as stop:
@@ -124,7 +129,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def run_app(app: typer.Typer, name: str) -> NoReturn:
+def run_command_line(build: Callable[[], typer.Typer], name: str) -> NoReturn:
     """The main() of a console script."""
     signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(run_command(lambda: app(prog_name=name, standalone_mode=False)))
+    sys.exit(run_command(lambda: build()(prog_name=name, standalone_mode=False)))

@@ -1,12 +1,50 @@
-"""Checks of option values. Each names the option, what it takes and what was found."""
+"""Options and checks of their values. A complaint names the option, what it takes and what was found."""
 
 import math
 import re
+from typing import Any
+
+import typer
 
 from rocket.errors import UsageError
 
 MAX_COUNT = 2**31 - 1
 MAX_SEED = 2**64 - 1
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")
+
+
+def _integer(value: str | int) -> int:
+    text = str(value)  # typer parses a default, too
+    if not re.fullmatch(r"[+-]?[0-9]{1,40}", text, re.ASCII):
+        raise typer.BadParameter(f"expected an integer, found {_shorten(text)}")
+    return int(text)
+
+
+def _number(value: str | float) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter(f"expected a number, found {_shorten(str(value))}") from None
+
+
+def string(metavar: str, help: str) -> Any:
+    """An option that takes text."""
+    return typer.Option(metavar=metavar, help=help)
+
+
+def integer(help: str, metavar: str = "N") -> Any:
+    return typer.Option(metavar=metavar, help=help, parser=_integer)
+
+
+def number(help: str, metavar: str = "X") -> Any:
+    return typer.Option(metavar=metavar, help=help, parser=_number)
+
+
+def flag(name: str, help: str) -> Any:
+    return typer.Option(name, help=help)
 
 
 def check_integer(option: str, value: int, low: int, high: int = MAX_COUNT) -> int:
@@ -38,28 +76,24 @@ def check_real(
     return value
 
 
-def parse_ids(option: str, text: str) -> list[int]:
+def parse_ids(option: str, text: str, below: int = 2**31) -> list[int]:
     """Token ids separated by commas or white space."""
     ids = []
     for number, item in enumerate(re.split(r"\s*,\s*|\s+", text.strip())):
-        if not re.fullmatch(r"[+-]?[0-9]{1,19}", item, re.ASCII):
+        value = int(item) if re.fullmatch(r"[+-]?[0-9]{1,19}", item, re.ASCII) else None
+        if value is None or not 0 <= value < below:
             raise UsageError(
-                f"{option}: expected token ids such as 1,5,9, found {item!r} at place {number + 1}",
-                "separate whole numbers with commas",
+                f"{option}: expected token ids such as 1,5,9, found {_shorten(item)} at place {number + 1}",
+                f"separate whole numbers from 0 to {below - 1} with commas",
             )
-        if int(item) < 0:
-            raise UsageError(
-                f"{option}: expected token ids of 0 or more, found {int(item)} at place {number + 1}",
-                "separate whole numbers with commas",
-            )
-        ids.append(int(item))
+        ids.append(value)
     return ids
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UsageError(
-            f"{option}: expected one of {', '.join(choices)}, found {value!r}",
+            f"{option}: expected one of {', '.join(choices)}, found {_shorten(value)}",
             f"for instance {option} {choices[0]}",
         )
     return value

@@ -2,11 +2,11 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rocket.errors import CliError, UsageError, describe_os_error
+from rocket.errors import UsageError
 from rocket.failures import input_error, plan_error
+from rocket.inputs import decode_text, read_file
 from rocket.options import parse_ids
 
 _SOURCES_HINT = "give one of --prompt, --prompt-file, --prompt-ids, or pipe the text into standard input"
@@ -20,30 +20,10 @@ class Prompt:
     ids: list[int] | None = None
 
 
-def decode_text(data: bytes, name: str) -> str:
-    """UTF-8 text from a file or standard input."""
-    if b"\0" in data:
-        raise CliError(
-            f"{name}: expected text, found a binary file (a zero byte at {data.index(0)})", "give a text file"
-        )
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{data[error.start]:02x} at {error.start}"
-        raise CliError(f"{name}: expected UTF-8 text, found {found}", "convert the file to UTF-8") from None
-
-
-def read_file(path: str, option: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        reason = describe_os_error(OSError(error.errno, error.strerror))
-        raise CliError(f"{option}: cannot read {path}: {reason}", "give a text file that exists") from error
-
-
-def _without_last_newline(text: str) -> str:
-    # Editors and echo end a file with a newline that is no part of what was meant.
-    return text.removesuffix("\n").removesuffix("\r")
+def _trimmed(text: str) -> str:
+    # Editors and echo end a file with a newline, and some editors begin it with a mark, that are no part of
+    # what was meant.
+    return text.removesuffix("\n").removesuffix("\r").removeprefix("\ufeff")
 
 
 def read_prompt(text: str | None, file: str | None, ids: str | None, chat: bool = False) -> Prompt:
@@ -70,12 +50,12 @@ def read_prompt(text: str | None, file: str | None, ids: str | None, chat: bool 
         name = "--prompt"
     elif file is not None:
         name = f"--prompt-file {file}"
-        text = _without_last_newline(decode_text(read_file(file, "--prompt-file"), name))
+        text = _trimmed(decode_text(read_file(file, "--prompt-file"), name))
     else:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError("no prompt", _SOURCES_HINT)
         name = "standard input"
-        text = _without_last_newline(decode_text(sys.stdin.buffer.read(), name))
+        text = _trimmed(decode_text(sys.stdin.buffer.read(), name))
     if not text:
         raise UsageError(f"{name}: the prompt is empty", _SOURCES_HINT)
     return Prompt(text=text)

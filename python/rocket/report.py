@@ -106,14 +106,14 @@ def closing_line(tokens: int, timing: Timing, decode: Experts, fraction: float |
 
 
 def profile_table(title: str, stages: list[Stage], steps: int) -> str:
-    """Stages in ms a step and their share; parts of a stage are indented and stay out of the sum."""
+    """Stages in ms a step and their shares; parts of a stage are indented and outside sum and shares."""
     total = sum(ms for _, ms, part in stages if not part)
     names = [f"  of which {name}" if part else name for name, _, part in stages]
     width = max(map(len, [title, "sum", *names]))
     lines = [f"{title:<{width}}  {'ms':>10}  {'share':>7}"]
-    for name, (_, ms, _) in zip(names, stages, strict=True):
-        share = f"{100 * ms / total:.1f} %" if total else "-"
-        lines.append(f"{name:<{width}}  {ms / steps:>10.3f}  {share:>7}")
+    for name, (_, ms, part) in zip(names, stages, strict=True):
+        share = "" if part or not total else f"{100 * ms / total:.1f} %"
+        lines.append(f"{name:<{width}}  {ms / steps:>10.3f}  {share:>7}".rstrip())
     lines.append(f"{'sum':<{width}}  {total / steps:>10.3f}")
     return "\n".join(lines)
 

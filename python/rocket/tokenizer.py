@@ -162,6 +162,25 @@ class Tokenizer:
                     return False
         return True
 
+    @cached_property
+    def opening_ids(self) -> list[int]:
+        """The special tokens that the tokenizer puts before every text."""
+        probe = self._inner.encode("a", add_special_tokens=False).ids
+        whole = self._inner.encode("a", add_special_tokens=True).ids
+        for start in range(len(whole) - len(probe) + 1):
+            if whole[start : start + len(probe)] == probe:
+                return whole[:start]
+        return []
+
+    def first_token_bytes(self, text: str) -> int:
+        """How many bytes of a text its first token stands for."""
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        if not encoding.ids:
+            return 0
+        if self.is_byte_level:  # a token may be a part of a character
+            return len(self.bytes_of(encoding.ids[0]))
+        return len(text[: encoding.offsets[0][1]].encode())
+
     def id_of(self, token: str) -> int | None:
         return self._inner.token_to_id(token)
 

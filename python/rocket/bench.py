@@ -1,0 +1,171 @@
+"""rocket bench: how fast a fuel decodes on this machine, beside what the memory could do."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from rocket import _core
+from rocket.console import Notes, write_data
+from rocket.engine import Engine, Stream
+from rocket.errors import UsageError
+from rocket.fuel import random_fuel, resolve
+from rocket.options import check_choice, check_integer, check_real, flag, integer, number, string
+from rocket.prompt import context_for
+from rocket.report import format_bytes, format_rate
+
+GREEDY_WARMUP_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A read rate and a decode rate, measured one right after the other: shared machines swing."""
+
+    read_gb_s: float | None
+    prefill_tok_s: float
+    decode_tok_s: float
+
+    def fraction(self, token_bytes: int) -> float | None:
+        return token_bytes * self.decode_tok_s / (self.read_gb_s * 1e9) if self.read_gb_s else None
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+class Bench:
+    def __init__(self, engine: Engine, prompt: int, tokens: int, read_seconds: float) -> None:
+        self.engine = engine
+        self.tokens = tokens
+        self.read_seconds = read_seconds
+        ids = np.random.default_rng(0).integers(0, engine.info["vocab"], prompt)
+        self.prompt: list[int] = ids.tolist()
+        self.greedy = _core.SamplingParams()
+
+    def _decode(self, stream: Stream, steps: int) -> None:
+        token = stream.sample(self.greedy)
+        for _ in range(steps):
+            token = stream.decode(token, self.greedy)
+
+    def warm_up(self) -> None:
+        with self.engine.open() as stream:
+            stream.feed(self.prompt)
+            self._decode(stream, min(self.tokens, GREEDY_WARMUP_STEPS))
+
+    def pair(self) -> Pair:
+        rate = None
+        if self.engine.info["backend"] == "cpu":  # it is the CPU's memory that is measured
+            rate = _core.read_rate_gb_s(threads=self.engine.info["threads"], seconds=self.read_seconds)
+        with self.engine.open() as stream:
+            prefill = _timed(lambda: stream.feed(self.prompt))
+            decode = _timed(lambda: self._decode(stream, self.tokens))
+        return Pair(rate, len(self.prompt) / prefill, self.tokens / decode)
+
+
+def summarise(pairs: list[Pair], token_bytes: int) -> dict[str, Any]:
+    """Medians over the pairs. The fraction is the median of the pairs' own, not of the medians."""
+    rates = [p.read_gb_s for p in pairs if p.read_gb_s]
+    fractions = [f for p in pairs if (f := p.fraction(token_bytes)) is not None]
+    decode = statistics.median(p.decode_tok_s for p in pairs)
+    return {
+        "prefill_tok_s": statistics.median(p.prefill_tok_s for p in pairs),
+        "decode_tok_s": decode,
+        "token_bytes": token_bytes,
+        "decode_gb_s": token_bytes * decode / 1e9,
+        "read_gb_s": statistics.median(rates) if rates else None,
+        "fraction_of_read_rate": statistics.median(fractions) if fractions else None,
+    }
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    lines = [
+        f"fuel       {result['fuel']}",
+        f"device     {result['device']} ({result['backend']})",
+        f"prefill    {format_rate(result['prefill_tok_s'])} tok/s, {result['prompt_tokens']} tokens",
+        f"decode     {format_rate(result['decode_tok_s'])} tok/s, {result['decode_tokens']} tokens",
+        f"a token    {format_bytes(result['token_bytes'])} of weights, {result['decode_gb_s']:.1f} GB/s",
+    ]
+    if result["fraction_of_read_rate"] is not None:
+        share = f"{100 * result['fraction_of_read_rate']:.0f} % of this machine's read rate"
+        lines.append(
+            f"limit      {share}, {result['read_gb_s']:.1f} GB/s (median of {len(result['pairs'])} pairs)"
+        )
+    return lines
+
+
+def _fuel(fuel: str | None, preset: str | None, notes: Notes) -> Path:
+    if fuel is not None and preset is not None:
+        raise UsageError("expected --fuel or --preset, found both", "give one of them")
+    if fuel is not None:
+        return resolve(fuel)
+    with notes.progress("making a random fuel") as progress:
+        return random_fuel(preset or "bench", progress)
+
+
+def decode(
+    fuel: Annotated[str | None, string("NAME|DIR", "The model: a name or a directory.")] = None,
+    preset: Annotated[
+        str | None, string("NAME", "A random fuel, made once: tiny, bench (default), …")
+    ] = None,
+    prompt: Annotated[int, integer("Tokens to prefill.")] = 256,
+    tokens: Annotated[int, integer("Tokens to decode.")] = 64,
+    pairs: Annotated[int, integer("Times that both rates are measured.")] = 5,
+    read_seconds: Annotated[float, number("Seconds for each measurement of the read rate.")] = 0.5,
+    backend: Annotated[str, string("auto|cpu|cuda", "What computes.")] = "auto",
+    threads: Annotated[int, integer("CPU threads; 0 is all that may be used.")] = 0,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
+    quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
+) -> int:
+    """Tokens a second, and the share of this machine's streaming read rate that decoding reaches.
+
+    The read rate and the decoding are measured in turn, and the share is the median over these pairs.
+    """
+    check_choice("--backend", backend, ("auto", "cpu", "cuda"))
+    check_integer("--threads", threads, 0, 1024)
+    for option, value in (("--prompt", prompt), ("--tokens", tokens), ("--pairs", pairs)):
+        check_integer(option, value, 1)
+    check_real("--read-seconds", read_seconds, 0.01, 60)
+    notes = Notes(quiet)
+    folder = _fuel(fuel, preset, notes)
+    context_for(prompt, tokens, None, _core.read_config(str(folder)))
+    with notes.progress("loading") as progress:
+        engine = Engine(
+            folder,
+            backend=backend,
+            threads=threads,
+            max_context=prompt + tokens,
+            max_streams=1,
+            progress=progress,
+        )
+    with engine:
+        notes.choices(engine.info["choices"])
+        bench = Bench(engine, prompt, tokens, read_seconds)
+        bench.warm_up()
+        measured = [bench.pair() for _ in range(pairs)]
+        info = engine.info
+    result = {
+        "fuel": str(folder),
+        "backend": info["backend"],
+        "device": info["device"],
+        "prompt_tokens": prompt,
+        "decode_tokens": tokens,
+        **summarise(measured, info["token_bytes"]),
+        "pairs": [vars(pair) for pair in measured],
+    }
+    text = json.dumps(result, ensure_ascii=False) if as_json else "\n".join(_lines(result))
+    write_data(text + "\n")
+    return 0
+
+
+def register(app: typer.Typer) -> None:
+    bench = typer.Typer(help="Measure speed.")
+    bench.command("decode")(decode)
+    app.add_typer(bench, name="bench")

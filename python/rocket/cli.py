@@ -1,0 +1,41 @@
+"""rocket: everything beside decoding. A subcommand is a module with ``register(app)``, named in COMMANDS."""
+
+from importlib import import_module
+from typing import Annotated, NoReturn
+
+import typer
+
+from rocket.errors import run_command_line
+
+COMMANDS = (
+    "rocket.score",
+    "rocket.bench",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from rocket import __version__
+
+        print(f"rocket {__version__}")
+        raise typer.Exit(0)
+
+
+def rocket(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Measure and prepare what rocket-decode runs."""
+
+
+def build() -> typer.Typer:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback()(rocket)
+    for module in COMMANDS:
+        import_module(module).register(app)
+    return app
+
+
+def main() -> NoReturn:
+    run_command_line(build, "rocket")

@@ -1,0 +1,245 @@
+"""rocket score: how likely a text is to a fuel, token by token, and how much two runs differ."""
+
+import contextlib
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import numpy as np
+import typer
+
+from rocket import _core
+from rocket.console import Notes, write_data
+from rocket.engine import Engine
+from rocket.errors import CliError, UsageError
+from rocket.fuel import resolve
+from rocket.options import check_choice, check_integer, flag, integer, string
+from rocket.output import AtomicFile
+from rocket.score_file import Comparison, ScoreReader, ScoreWriter
+from rocket.score_run import Scorer
+from rocket.text_ids import TextIds, ids_of_file, ids_of_text
+from rocket.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The options of rocket score, checked."""
+
+    fuel: str
+    text: str | None
+    ids: str | None
+    against: str | None
+    out: str | None
+    json: bool
+    max_context: int | None
+    chunk: int
+    backend: str
+    threads: int
+    quiet: bool
+
+
+@contextlib.contextmanager
+def _output(out: str | None, as_json: bool) -> Iterator[BinaryIO | None]:
+    """Where the rows go: a file that appears when whole, or standard output, again only when whole."""
+    if out is not None:
+        with AtomicFile(out, "--out") as target:
+            yield target.file
+    elif as_json:
+        with tempfile.TemporaryFile() as spool:
+            yield spool
+            spool.seek(0)
+            while data := spool.read(1 << 20):
+                write_data(data)
+    else:
+        yield None
+
+
+def _load_text(folder: Path, o: ScoreOptions) -> TextIds:
+    if o.text is not None and o.ids is None:
+        return ids_of_text(o.text, Tokenizer(folder))
+    if o.ids is not None and o.text is None:
+        return ids_of_file(o.ids)
+    found = "both" if o.text is not None else "neither"
+    raise UsageError(f"expected --text FILE or --ids FILE, found {found}", "give one of them")
+
+
+def _check_text(text: TextIds, config: dict[str, Any], asked: int | None) -> None:
+    vocab, limit = config["vocab_size"], config["max_position_embeddings"]
+    if len(text.ids) + len(text.opening) < 2:
+        raise CliError("expected at least 2 tokens, found 1: nothing stands before it", "give a longer text")
+    outside = np.flatnonzero((text.ids < 0) | (text.ids >= vocab))
+    if outside.size:
+        place = int(outside[0])
+        raise CliError(
+            f"token id {text.ids[place]} at place {place + 1}: the fuel's vocabulary is 0 to {vocab - 1}",
+            "check the ids, or give the text with --text",
+        )
+    low = len(text.opening) + 2
+    if asked is not None and not low <= asked <= limit:
+        raise CliError(
+            f"--max-context: expected {low} to {limit}, found {asked}", f"use --max-context {limit}"
+        )
+
+
+def _compare_heads(ours: dict[str, Any], other: ScoreReader, notes: Notes) -> None:
+    theirs = other.head
+    if (theirs.get("tokens"), theirs.get("sha256")) != (ours["tokens"], ours["sha256"]):
+        raise CliError(
+            f"--against {other.path}: expected a run over the same {ours['tokens']} tokens, "
+            f"found {theirs.get('tokens')} tokens that differ",
+            "score the same text with both fuels; they must have the same tokenizer",
+        )
+    if (theirs.get("opening"), theirs.get("max_context")) != (ours["opening"], ours["max_context"]):
+        notes.say(
+            f"note: the runs cut the text differently: max_context {ours['max_context']} here, "
+            f"{theirs.get('max_context')} there"
+        )
+
+
+def _summary_lines(summary: dict[str, Any]) -> list[str]:
+    def show(key: str, digits: int) -> str:
+        return "-" if summary[key] is None else f"{summary[key]:.{digits}f}"
+
+    windows, room = summary["windows"], summary["max_context"]
+    how = "one window" if windows == 1 else f"{windows} windows of {room} tokens that overlap by half"
+    lines = [
+        f"tokens              {summary['tokens']}, {summary['scored']} scored in {how}",
+        f"mean log p          {show('mean_log_prob', 6)} nats",
+        f"perplexity          {show('perplexity', 4)}",
+    ]
+    if summary["bits_per_byte"] is not None:
+        lines.append(f"bits a byte         {show('bits_per_byte', 6)}")
+    if summary["not_finite"]:
+        lines.append(f"not finite          {summary['not_finite']} tokens")
+    lines.append(f"top-1               {100 * summary['top1']:.2f} %")
+    lines.append(f"time                {summary['seconds']:.1f} s")
+    return lines
+
+
+def _score(
+    scorer: Scorer, head: dict[str, Any], file: BinaryIO | None, other: ScoreReader | None
+) -> tuple[dict[str, Any], Comparison | None]:
+    """Runs; the rows go to the file as they come."""
+    writer = ScoreWriter(file, head) if file else None
+    comparison = Comparison() if other else None
+    theirs = other.rows() if other else iter(())
+    start = time.perf_counter()
+    for rows in scorer.blocks():
+        if writer:
+            writer.write(rows)
+        if comparison:
+            for row in rows:
+                comparison.add(row, next(theirs, (row[0], None, None, None)))
+    summary = {
+        "tokens": head["tokens"],
+        "max_context": head["max_context"],
+        "windows": head["windows"],
+        **scorer.summary(),
+        "seconds": time.perf_counter() - start,
+    }
+    if comparison and other:
+        summary["comparison"] = comparison.as_json(other.path)
+    if writer:
+        writer.finish(summary)
+    return summary, comparison
+
+
+def _head(engine: Engine, folder: Path, source: TextIds, scorer: Scorer) -> dict[str, Any]:
+    return {
+        "fuel": str(folder),
+        "backend": engine.info["backend"],
+        "device": engine.info["device"],
+        "tokens": len(source.ids),
+        "opening": source.opening,
+        "sha256": hashlib.sha256(source.ids.astype("<i4").tobytes()).hexdigest(),
+        "max_context": scorer.room,
+        "windows": len(scorer.plan),
+    }
+
+
+def run(o: ScoreOptions) -> int:
+    notes = Notes(o.quiet)
+    folder = resolve(o.fuel)
+    config = _core.read_config(str(folder))
+    source = _load_text(folder, o)
+    _check_text(source, config, o.max_context)
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(contextlib.closing(ScoreReader(o.against))) if o.against else None
+        file = stack.enter_context(_output(o.out, o.json))
+        with notes.progress("loading") as progress:
+            engine = Engine(
+                folder,
+                backend=o.backend,
+                threads=o.threads,
+                max_context=o.max_context or 0,
+                max_rows=o.chunk,
+                max_streams=1,
+                progress=progress,
+            )
+        stack.enter_context(engine)
+        notes.choices(engine.info["choices"])
+        scorer = Scorer(engine, source, o.chunk, notes)
+        head = _head(engine, folder, source, scorer)
+        if other:
+            _compare_heads(head, other, notes)
+        summary, comparison = _score(scorer, head, file, other)
+    if not o.json:
+        lines = _summary_lines(summary)
+        if comparison and o.against:
+            lines += comparison.lines(o.against)
+        write_data("\n".join(lines) + "\n")
+    elif o.out is not None:
+        write_data(json.dumps({**head, "summary": summary}, ensure_ascii=False, allow_nan=False) + "\n")
+    return 0 if comparison is None or comparison.passes else 1
+
+
+def score(
+    fuel: Annotated[str, typer.Argument(metavar="FUEL", help="The model: a name or a directory.")],
+    text: Annotated[str | None, string("FILE", "A UTF-8 text.")] = None,
+    ids: Annotated[str | None, string("FILE", "Token ids in a text file.")] = None,
+    against: Annotated[
+        str | None,
+        string("FILE", "Compare with another run's --out; status 1 if it fails."),
+    ] = None,
+    out: Annotated[str | None, string("FILE", "Write all rows to a file, as JSON.")] = None,
+    as_json: Annotated[bool, flag("--json", "Print JSON: all rows, or with --out the summary.")] = False,
+    max_context: Annotated[int | None, integer("Longer texts are scored in windows of N tokens.")] = None,
+    chunk: Annotated[int, integer("Feed N tokens at a time; 0 is automatic.")] = 0,
+    backend: Annotated[str, string("auto|cpu|cuda", "What computes.")] = "auto",
+    threads: Annotated[int, integer("CPU threads; 0 is all that may be used.")] = 0,
+    quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
+) -> int:
+    """Log-probability and rank of each token of a text, their mean, perplexity and bits a byte.
+
+    A text longer than the context is scored in windows, each of which repeats half a window as context.
+    With --against, status 1 means that the runs differ by more than the gate allows.
+    """
+    check_choice("--backend", backend, ("auto", "cpu", "cuda"))
+    check_integer("--threads", threads, 0, 1024)
+    check_integer("--chunk", chunk, 0, 65536)
+    if max_context is not None:
+        check_integer("--max-context", max_context, 2)
+    return run(
+        ScoreOptions(
+            fuel=fuel,
+            text=text,
+            ids=ids,
+            against=against,
+            out=out,
+            json=as_json,
+            max_context=max_context,
+            chunk=chunk,
+            backend=backend,
+            threads=threads,
+            quiet=quiet,
+        )
+    )
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(score)

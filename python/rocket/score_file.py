@@ -1,0 +1,162 @@
+"""The JSON of ``rocket score``: a head, one row a line, a summary. Written and read row by row.
+
+    {"format": "rocket-score-1", …, "columns": ["id", "log_prob", "rank", "top"], "rows": [
+    [464, null, null, null],
+    [3139, -4.25, 12, 290]
+    ], "summary": {…}}
+
+A token that nothing stands before is not scored: its row has nulls. A log-probability that is not finite is
+null too, but has a rank. Any JSON with the same content can be read back; this layout is read row by row.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from rocket.errors import CliError
+from rocket.inputs import decode_text, open_file
+
+FORMAT = "rocket-score-1"
+COLUMNS = ["id", "log_prob", "rank", "top"]
+
+MEAN_LIMIT = 0.02  # nats; the gate for any change that may move the numbers
+TOKEN_LIMIT = 1.0
+
+Row = tuple[int, float | None, int | None, int | None]
+
+
+class ScoreWriter:
+    def __init__(self, file: BinaryIO, head: dict[str, Any]) -> None:
+        self._file = file
+        self._separator = b"\n"
+        text = json.dumps({"format": FORMAT, **head, "columns": COLUMNS}, ensure_ascii=False, allow_nan=False)
+        self._file.write(text[:-1].encode() + b', "rows": [')
+
+    def write(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._file.write(self._separator + json.dumps(row, allow_nan=False).encode())
+            self._separator = b",\n"
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        text = json.dumps(summary, ensure_ascii=False, allow_nan=False)
+        self._file.write(b'\n], "summary": ' + text.encode() + b"}\n")
+
+
+class ScoreReader:
+    """Another run's head at once, its rows one by one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = open_file(path, "--against")
+        self._whole: dict[str, Any] | None = None
+        try:
+            self.head = self._read_head()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read_head(self) -> dict[str, Any]:
+        first = self._file.readline()
+        if first.rstrip().endswith(b'"rows": ['):
+            head = self._parse(first.rstrip().removesuffix(b', "rows": [') + b"}")
+        else:
+            head = self._whole = self._parse(first + self._file.read())
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise self._broken(f"expected the JSON of rocket score (format {FORMAT})")
+        return head
+
+    def _broken(self, what: str) -> CliError:
+        return CliError(
+            f"--against {self.path}: {what}", "write it with: rocket score FUEL --text FILE --out FILE"
+        )
+
+    def _parse(self, data: bytes) -> Any:
+        try:
+            return json.loads(decode_text(data, f"--against {self.path}"))
+        except (ValueError, RecursionError) as error:
+            raise self._broken(f"broken JSON: {error}") from error
+
+    def rows(self) -> Iterator[Row]:
+        lines = self._whole["rows"] if self._whole is not None else self._lines()
+        for row in lines:
+            if not isinstance(row, list) or len(row) != len(COLUMNS):
+                raise self._broken(f"expected rows of {len(COLUMNS)} values, found {row!r}")
+            yield tuple(row)
+
+    def _lines(self) -> Iterator[Any]:
+        for line in self._file:
+            text = line.strip()
+            if text.startswith(b"]"):
+                return
+            yield self._parse(text.removesuffix(b","))
+        raise self._broken("it ends in the middle of its rows")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass
+class Comparison:
+    """|log p - log p of another run|, token by token."""
+
+    tokens: int = 0
+    total: float = 0.0
+    largest: float = 0.0
+    largest_at: int | None = None
+    over: int = 0  # tokens moved by more than TOKEN_LIMIT
+    agreeing: int = 0  # tokens whose top-1 is the same
+    broken: int = 0  # tokens where just one side is not finite
+    place: int = field(default=0, repr=False)
+
+    def add(self, ours: Row, theirs: Row) -> None:
+        place, self.place = self.place, self.place + 1
+        if ours[2] is None or theirs[2] is None:  # not scored
+            return
+        self.tokens += 1
+        self.agreeing += ours[3] == theirs[3]
+        if ours[1] is None or theirs[1] is None:
+            self.broken += ours[1] is not theirs[1]
+            return
+        delta = abs(ours[1] - theirs[1])
+        self.total += delta
+        self.over += delta > TOKEN_LIMIT
+        if delta > self.largest or self.largest_at is None:
+            self.largest, self.largest_at = delta, place
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.tokens if self.tokens else math.nan
+
+    @property
+    def passes(self) -> bool:
+        return self.mean <= MEAN_LIMIT and self.over == 0 and self.broken == 0
+
+    def as_json(self, path: str) -> dict[str, Any]:
+        return {
+            "against": path,
+            "tokens": self.tokens,
+            "mean_abs_delta": self.mean if self.tokens else None,
+            "max_abs_delta": self.largest if self.largest_at is not None else None,
+            "max_at": self.largest_at,
+            "over_1_nat": self.over,
+            "not_finite": self.broken,
+            "top1_agreement": self.agreeing / self.tokens if self.tokens else None,
+            "gate": {"mean_at_most": MEAN_LIMIT, "token_at_most": TOKEN_LIMIT, "passes": self.passes},
+        }
+
+    def lines(self, path: str) -> list[str]:
+        verdict = "passes" if self.passes else "FAILS"
+        where = f", token {self.largest_at}" if self.largest_at is not None else ""
+        agreement = f"{100 * self.agreeing / self.tokens:.2f} %" if self.tokens else "-"
+        limits = f"mean at most {MEAN_LIMIT} nats, no token over {TOKEN_LIMIT:g} nat"
+        return [
+            f"against             {path}",
+            f"mean |delta log p|  {self.mean:.6f} nats over {self.tokens} tokens",
+            f"largest             {self.largest:.6f} nats{where}",
+            f"over 1 nat          {self.over} tokens",
+            f"not finite          {self.broken} tokens",
+            f"top-1 agreement     {agreement}",
+            f"gate                {verdict}: {limits}",
+        ]

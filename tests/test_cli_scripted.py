@@ -1,0 +1,370 @@
+"""The commands over a scripted stand-in for the engine: what a real model cannot be made to do at will."""
+
+import json
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cli_tools import FAKE, check_error, environment, run_fake, tree
+from fake_core import log_prob
+from rocket.random_fuel import make_fuel
+
+
+@pytest.fixture(scope="module")
+def fuel(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_fuel(tmp_path_factory.mktemp("fuel") / "tiny"))
+
+
+def special(fuel: str, name: str) -> int:
+    vocab = json.loads((Path(fuel) / "tokenizer.json").read_text())["added_tokens"]
+    return next(token["id"] for token in vocab if token["content"] == name)
+
+
+def decode(fuel: str, *arguments: str, script: dict | None = None, stdin: bytes = b""):
+    return run_fake("decode", "--fuel", fuel, *arguments, script=script, stdin=stdin)
+
+
+def start(fuel: str, *arguments: str, script: dict, **more) -> subprocess.Popen:
+    env = environment(FAKE_CORE=json.dumps(script))
+    command = [sys.executable, str(FAKE), "decode", "--fuel", fuel, *arguments]
+    return subprocess.Popen(command, env=env, **more)
+
+
+def test_text_goes_out_character_by_character(fuel: str) -> None:
+    script = {"script": list("é😀!".encode()), "step_seconds": 0.05}
+    with start(
+        fuel, "--prompt", "x", "--tokens", "7", "--quiet", script=script, stdout=subprocess.PIPE
+    ) as run:
+        pieces = []
+        while data := os.read(run.stdout.fileno(), 100):
+            pieces.append(data)
+    assert run.returncode == 0
+    assert b"".join(pieces).decode() == "é😀!\n"
+    assert len(pieces) > 1  # it did not wait for the end
+    for piece in pieces:
+        piece.decode()  # never a part of a character
+
+
+def test_unfinished_characters_at_the_end(fuel: str) -> None:
+    result = decode(fuel, "--prompt", "x", "--tokens", "3", script={"script": [65, 0xE2, 0x82]})
+    assert result.out == "A\N{REPLACEMENT CHARACTER}\n"
+
+
+def test_the_end_token_stops_and_is_not_text(fuel: str) -> None:
+    script = {"script": [65, 66, special(fuel, "<|user|>"), 67]}
+    arguments = ("--prompt", "x", "--tokens", "4", "--json", "--quiet")
+    stopped = json.loads(decode(fuel, *arguments, script=script).out)
+    assert (stopped["text"], stopped["finish_reason"]) == ("AB", "stop")
+    assert stopped["token_ids"] == script["script"][:3]
+    going = json.loads(decode(fuel, *arguments, "--ignore-eos", script=script).out)
+    assert (going["text"], going["finish_reason"]) == ("ABC", "length")
+    assert going["token_ids"] == script["script"]
+
+
+def test_newline_at_the_end_of_the_text(fuel: str) -> None:
+    assert decode(fuel, "--prompt", "x", "--tokens", "1", script={"script": [65]}).out == "A\n"
+    assert decode(fuel, "--prompt", "x", "--tokens", "2", script={"script": [65, 10]}).out == "A\n"
+
+
+def test_no_tokens_feeds_the_prompt_only(fuel: str, tmp_path: Path) -> None:
+    file = tmp_path / "l"
+    result = decode(fuel, "--prompt-ids", "1,2,3", "--tokens", "0", "--logits-out", str(file))
+    assert (result.status, result.out) == (0, "")
+    assert load_file(file)["logits"].shape == (3, 1024)
+    assert "| prefill 3 tok," in result.err
+
+
+def test_every_fed_token_has_a_row_of_logits(fuel: str, tmp_path: Path) -> None:
+    file = tmp_path / "l"
+    script = {"script": [65, 66, 67]}
+    arguments = (
+        "--prompt-ids",
+        "1,2,3,4,5",
+        "--tokens",
+        "3",
+        "--prefill-chunk",
+        "2",
+        "--logits-out",
+        str(file),
+    )
+    assert decode(fuel, *arguments, script=script).status == 0
+    logits = load_file(file)["logits"]
+    assert logits.shape == (7, 1024)
+    expected = [[log_prob(token, t) for t in range(1024)] for token in (1, 2, 3, 4, 5, 65, 66)]
+    assert np.allclose(logits, expected, atol=1e-5)
+    assert tree(tmp_path) == ["l"]
+
+
+def test_an_answer_cut_while_thinking_says_so(fuel: str) -> None:
+    think, close = special(fuel, "<think>"), special(fuel, "</think>")
+    said = "the answer was cut inside <think>"
+    assert said in decode(fuel, "--prompt", "x", "--chat", "--tokens", "2").err
+    assert said not in decode(fuel, "--prompt", "x", "--tokens", "2").err
+    assert said in decode(fuel, "--prompt", "x", "--tokens", "2", script={"script": [think, 65]}).err
+    done = decode(fuel, "--prompt", "x", "--chat", "--tokens", "3", script={"script": [65, close, 66]})
+    assert said not in done.err
+    assert done.out == "A</think>B\n"
+    early = decode(fuel, "--prompt", "x", "--chat", script={"script": [65, special(fuel, "<|user|>")]})
+    assert said in early.err
+
+
+def test_chat_renders_the_template(fuel: str) -> None:
+    result = json.loads(decode(fuel, "--prompt", "a", "--chat", "--tokens", "1", "--json", "--quiet").out)
+    names = ("[gMASK]", "<sop>", "<|user|>", None, "<|assistant|>", "<think>")
+    assert result["prompt_ids"] == [97 if n is None else special(fuel, n) for n in names]
+
+
+def test_profile_and_diagnostics(fuel: str) -> None:
+    script = {
+        "profile": [["KDA, 6 layers", 3.0, False], ["MoE, 5 layers", 9.0, False], ["streaming", 6.0, True]],
+        "diagnostics": [[0.5, -1.0], [1.5, 1.25]],
+    }
+    arguments = ("--prompt", "x", "--tokens", "4", "--profile", "--diagnostics", "--quiet")
+    result = decode(fuel, *arguments, script=script)
+    assert result.out == "AAAA\n"
+    lines = [line.split() for line in result.err.splitlines()]
+    assert ["MoE,", "5", "layers", "3.000", "75.0", "%"] in lines  # of three decode steps
+    assert ["of", "which", "streaming", "2.000"] in lines
+    assert ["sum", "4.000"] in lines
+    assert ["1", "1.5", "1.2500"] in lines
+    assert "router entropy, mean over 1 MoE layers: 1.2500 nats; ln 8 = 2.0794" in result.err
+    whole = json.loads(decode(fuel, *arguments, "--json", script=script).out)
+    assert whole["profile"]["decode"][2] == {"stage": "streaming", "ms": 6.0, "of_which": True}
+    assert whole["diagnostics"] == {
+        "stream_mean_rms": [0.5, 1.5],
+        "router_entropy": [None, 1.25],
+        "mean_router_entropy": 1.25,
+    }
+
+
+def test_automatic_choices_are_said_one_a_line(fuel: str) -> None:
+    script = {"choices": ["backend: cpu, as no GPU was found", "slots: 16, all experts"]}
+    result = decode(fuel, "--prompt", "x", "--tokens", "2", script=script)
+    assert result.err.splitlines()[:2] == script["choices"]
+    assert len(result.err.splitlines()) == 3  # and the closing line
+    assert decode(fuel, "--prompt", "x", "--tokens", "2", "--quiet", script=script).err == ""
+
+
+def test_the_json_object(fuel: str) -> None:
+    result = json.loads(decode(fuel, "--prompt-ids", "1,2", "--tokens", "5", "--json", "--seed", "7").out)
+    assert result["fuel"] == fuel
+    assert result["prompt_ids"] == [1, 2]
+    assert result["experts"] == {
+        "hits": 36,
+        "misses": 4,
+        "evictions": 4,
+        "streamed_bytes": 4 << 20,
+        "slots": 16,
+        "slot_bytes": 1024,
+    }
+    timing = result["timing"]
+    assert timing["decode_tok_s"] == pytest.approx(4 / timing["decode_s"])
+    assert timing["prefill_tok_s"] == pytest.approx(2 / timing["prefill_s"])
+    assert timing["step_ms"]["min"] <= timing["step_ms"]["median"] <= timing["step_ms"]["max"]
+    assert result["bytes"]["per_token"] == 10**6
+    assert result["bytes"]["read_limit_gb_s"] == 10.0
+    assert result["bytes"]["fraction_of_limit"] == pytest.approx(1e6 * timing["decode_tok_s"] / 10e9)
+    assert result["seed"] == 7
+
+
+def test_a_fuel_without_a_tokenizer_prints_ids(tmp_path: Path) -> None:
+    fuel = make_fuel(tmp_path / "f")
+    (fuel / "tokenizer.json").unlink()
+    script = {"script": [65, 300]}
+    result = decode(str(fuel), "--prompt-ids", "1", "--tokens", "3", script=script)
+    assert result.out == "65,300,65\n"
+    assert "no tokenizer.json" in result.err
+    whole = decode(str(fuel), "--prompt-ids", "1", "--tokens", "3", "--json", "--quiet", script=script)
+    assert json.loads(whole.out)["text"] is None
+    check_error(decode(str(fuel), "--prompt", "x"), 1, "tokenizer.json", "not found")
+
+
+def test_sampling_from_the_fuel_is_said(fuel: str) -> None:
+    said = "sampling: temperature 1, top-k 0, top-p 0.95, min-p 0 (generation_config.json)"
+    assert said in decode(fuel, "--prompt", "x", "--tokens", "1", "--sampling", "fuel").err
+    changed = decode(fuel, "--prompt", "x", "--tokens", "1", "--sampling", "fuel", "--temperature", "0.5").err
+    assert "temperature 0.5, top-k 0, top-p 0.95" in changed
+    implied = decode(fuel, "--prompt", "x", "--tokens", "1", "--top-k", "5").err
+    assert "sampling: temperature 1, since" in implied
+
+
+def test_less_context_than_needed_is_an_error(fuel: str) -> None:
+    result = decode(fuel, "--prompt-ids", "1,2", "--tokens", "9", script={"max_context": 10})
+    check_error(result, 1, "11 tokens are needed", "room for 10")
+
+
+# --- being stopped ---
+
+
+def test_ctrl_c_keeps_what_was_printed(fuel: str, tmp_path: Path) -> None:
+    script = {"script": [65, 66, 67, 68], "interrupt_at": 2}
+    result = decode(
+        fuel, "--prompt", "x", "--tokens", "100", "--logits-out", str(tmp_path / "l"), script=script
+    )
+    assert result.status == 130
+    assert result.out in ("AB\n", "ABC\n")  # the signal is seen during the second step or after it
+    assert "Traceback" not in result.err
+    assert "| prefill 1 tok," in result.err
+    assert tree(tmp_path) == []
+
+
+def test_ctrl_c_leaves_no_half_of_a_json_object(fuel: str) -> None:
+    result = decode(fuel, "--prompt", "x", "--json", script={"interrupt_at": 2})
+    assert (result.status, result.out) == (130, "")
+
+
+def test_a_termination_leaves_no_file(fuel: str, tmp_path: Path) -> None:
+    arguments = ("--prompt", "x", "--tokens", "1000", "--logits-out", str(tmp_path / "l"))
+    with start(fuel, *arguments, script={"step_seconds": 0.02}, stdout=subprocess.PIPE) as run:
+        assert os.read(run.stdout.fileno(), 1) == b"A"
+        assert len(tree(tmp_path)) == 1
+        run.send_signal(signal.SIGTERM)
+        run.stdout.close()
+    assert run.returncode == 128 + signal.SIGTERM
+    assert tree(tmp_path) == []
+
+
+def test_a_reader_that_goes_away(fuel: str) -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start(fuel, "--prompt", "x", "--tokens", "1000", script={"step_seconds": 0.001}, **pipes) as run:
+        assert os.read(run.stdout.fileno(), 1) == b"A"
+        run.stdout.close()
+        err = run.stderr.read()
+    assert (run.returncode, err) == (141, b"")
+
+
+def on_a_terminal(fuel: str, env: dict[str, str], *arguments: str) -> str:
+    """What standard error shows when it is a terminal."""
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 4096):
+                shown.extend(data)
+        except OSError:  # the other end is closed
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    command = [sys.executable, str(FAKE), "decode", "--fuel", fuel, *arguments]
+    subprocess.run(
+        command, stderr=theirs, stdout=subprocess.PIPE, env=environment(**env), check=False, timeout=60
+    )
+    time.sleep(0.1)
+    os.close(theirs)
+    reader.join()
+    os.close(ours)
+    return shown.decode()
+
+
+def test_colour_and_progress_on_terminals_only(fuel: str) -> None:
+    plain = {"TERM": "xterm", "NO_COLOR": "1"}
+    wrong, right = ("--prompt", "x", "--tokens", "-1"), ("--prompt", "x", "--tokens", "2")
+    assert "\x1b[1;31merror:" in on_a_terminal(fuel, {"TERM": "xterm"}, *wrong)
+    assert "\x1b[" not in on_a_terminal(fuel, plain, *wrong)
+    assert "loading" in on_a_terminal(fuel, {"TERM": "xterm"}, *right)
+    assert "\x1b[3" not in on_a_terminal(fuel, plain, *right)  # a bar moves the cursor, but has no colour
+    assert "loading" not in on_a_terminal(fuel, {"TERM": "xterm"}, *right, "--quiet")
+    assert "loading" not in decode(fuel, *right).err
+
+
+# --- scores ---
+
+
+def score(fuel: str, *arguments: str, script: dict | None = None):
+    return run_fake("rocket", "score", fuel, *arguments, script=script)
+
+
+@pytest.mark.parametrize("room", [4, 7, 100])
+def test_scores_are_the_models_in_any_windows(fuel: str, tmp_path: Path, room: int) -> None:
+    """This model looks one token back, so windows must not change a thing."""
+    ids = [int(i) for i in np.random.default_rng(1).integers(0, 1024, 23)]
+    file = tmp_path / "ids"
+    file.write_text(" ".join(map(str, ids)))
+    result = score(fuel, "--ids", str(file), "--json", "--max-context", str(room))
+    whole = json.loads(result.out)
+    assert whole["rows"][0] == [ids[0], None, None, None]
+    for i in range(1, len(ids)):
+        expected = [log_prob(ids[i - 1], t) for t in range(1024)]
+        of = expected[ids[i]]
+        rank = sum(p > of or (p == of and t < ids[i]) for t, p in enumerate(expected))
+        best = max(range(1024), key=lambda t: (expected[t], -t))
+        token, value, found_rank, found_best = whole["rows"][i]
+        assert (token, found_rank, found_best) == (ids[i], rank, best)
+        assert value == pytest.approx(of, abs=1e-5)
+    mean = sum(row[1] for row in whole["rows"][1:]) / 22
+    assert whole["summary"]["mean_log_prob"] == pytest.approx(mean)
+    assert whole["summary"]["perplexity"] == pytest.approx(math.exp(-mean))
+    assert whole["summary"]["bits_per_byte"] is None
+    assert whole["max_context"] == room
+
+
+def test_bits_a_byte(fuel: str, tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("ééa")
+    out = score(fuel, "--text", str(file), "--json").out
+    whole = json.loads(out)
+    total = sum(row[1] for row in whole["rows"][1:])
+    assert [row[0] for row in whole["rows"]] == [0xC3, 0xA9, 0xC3, 0xA9, 0x61]
+    # The first token is a part of the first character; the four bytes of the others are scored.
+    assert whole["summary"]["bits_per_byte"] == pytest.approx(-total / math.log(2) / 4)
+
+
+def test_the_gates_verdict_is_the_exit_status(fuel: str, tmp_path: Path) -> None:
+    text, out = tmp_path / "text", tmp_path / "out.json"
+    text.write_text("some text\nof two lines\n")
+    assert score(fuel, "--text", str(text), "--out", str(out)).status == 0
+    against = ("--text", str(text), "--against", str(out))
+    same = score(fuel, *against)
+    assert same.status == 0
+    assert "gate                passes" in same.out
+    assert score(fuel, *against, script={"shift": 0.01}).status == 0
+    moved = score(fuel, *against, script={"shift": 0.03})
+    assert moved.status == 1
+    assert "gate                FAILS" in moved.out
+    assert "Traceback" not in moved.err
+    summary = json.loads(score(fuel, *against, "--json", script={"shift": 1.5}).out)["summary"]
+    assert summary["comparison"]["mean_abs_delta"] == pytest.approx(1.5)
+    assert summary["comparison"]["over_1_nat"] == summary["scored"]
+
+
+def test_runs_over_other_texts_are_not_compared(fuel: str, tmp_path: Path) -> None:
+    text, out = tmp_path / "text", tmp_path / "out.json"
+    text.write_text("some text")
+    score(fuel, "--text", str(text), "--out", str(out))
+    text.write_text("some test")
+    check_error(score(fuel, "--text", str(text), "--against", str(out)), 1, "tokens that differ")
+
+
+def test_a_file_and_a_summary(fuel: str, tmp_path: Path) -> None:
+    text, out = tmp_path / "text", tmp_path / "out.json"
+    text.write_text("some text")
+    result = json.loads(score(fuel, "--text", str(text), "--out", str(out), "--json").out)
+    whole = json.loads(out.read_text())
+    assert "rows" not in result
+    assert result["summary"] == whole["summary"]
+
+
+# --- bench ---
+
+
+def test_bench(fuel: str) -> None:
+    arguments = ("bench", "decode", "--fuel", fuel, "--pairs", "3", "--tokens", "4", "--prompt", "8")
+    result = run_fake("rocket", *arguments, "--json", script={"step_seconds": 0.001})
+    whole = json.loads(result.out)
+    assert len(whole["pairs"]) == 3
+    assert whole["fraction_of_read_rate"] == pytest.approx(1e6 * whole["decode_tok_s"] / 10e9)
+    assert whole["decode_gb_s"] == pytest.approx(1e6 * whole["decode_tok_s"] / 1e9)
+    text = run_fake("rocket", *arguments)
+    assert "% of this machine's read rate, 10.0 GB/s (median of 3 pairs)" in text.out
