@@ -1,0 +1,380 @@
+"""Wrong input: one line, a hint, an exit status, nothing on standard output, nothing left behind."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli_tools import check_error, run_decode, run_rocket, tree
+from rocket.random_fuel import PRESETS, make_fuel
+
+PROMPT = ("--prompt", "The capital of France is")
+
+
+@pytest.fixture(scope="module")
+def fuel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_fuel(tmp_path_factory.mktemp("fuel") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_fuel(tmp_path_factory.mktemp("fuel") / "sharded", replace(PRESETS["tiny"], files=3))
+
+
+def check_decode(folder: Path, status: int, words: tuple[str, ...], *arguments: str, **more) -> None:
+    """Runs with a file to write as well, and sees that neither it nor anything else appears."""
+    (folder / "out").mkdir(exist_ok=True)
+    before = tree(folder)
+    out = ("--logits-out", str(folder / "out" / "logits.safetensors"))
+    result = run_decode("--backend", "cpu", *out, *arguments, cwd=folder, **more)
+    check_error(result, status, *words)
+    assert tree(folder) == before
+
+
+# --- fuels ---
+
+SHARD = "model-00002-of-00003.safetensors"
+
+
+def edit_json(file: Path, change: Callable[[dict], object]) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+def edit_header(file: Path, change: Callable[[dict], object]) -> None:
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    change(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+def config(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", change)
+
+
+def header(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    """Changes the header of the second shard."""
+    return lambda folder: edit_header(folder / SHARD, change)
+
+
+def write(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(data) and None
+
+
+def cut(name: str, bytes_less: int) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        file = folder / name
+        os.truncate(file, file.stat().st_size - bytes_less)
+
+    return apply
+
+
+def first_name(tensors: dict) -> str:
+    return next(name for name in tensors if name != "__metadata__")
+
+
+def reshape(tensors: dict) -> None:
+    for name, entry in tensors.items():
+        if name.endswith("mlp.shared_experts.up_proj.weight"):
+            entry["shape"] = [entry["shape"][0] * 2, entry["shape"][1] // 2]
+            return
+    raise AssertionError("the shard has no such tensor")
+
+
+def retype(tensors: dict) -> None:
+    for name, entry in tensors.items():
+        if name.endswith("mlp.shared_experts.up_proj.weight"):
+            entry["dtype"] = "I16"
+            return
+    raise AssertionError("the shard has no such tensor")
+
+
+def rename_tensor(folder: Path) -> None:
+    """In the shard and in the index, so that all that is wrong is that the tensor is not there."""
+    names: list[str] = []
+
+    def change(tensors: dict) -> None:
+        names.append(next(n for n in tensors if n.endswith("mlp.shared_experts.up_proj.weight")))
+        renamed = {n.replace("up_proj", "uq_proj") if n == names[0] else n: e for n, e in tensors.items()}
+        tensors.clear()
+        tensors.update(renamed)
+
+    edit_header(folder / SHARD, change)
+    edit_json(
+        folder / "model.safetensors.index.json",
+        lambda index: index["weight_map"].update(
+            {names[0].replace("up_proj", "uq_proj"): index["weight_map"].pop(names[0])}
+        ),
+    )
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 5000000000\n"
+
+DAMAGES = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), ("config.json",)),
+    "empty config": (write("config.json", b""), ("config.json",)),
+    "broken config": (write("config.json", b'{\n"a": 1,\n'), ("config.json", "line")),
+    "config is a list": (write("config.json", b"[]"), ("config.json",)),
+    "config is a pointer": (write("config.json", POINTER), ("config.json",)),
+    "another model": (config(lambda c: c.update(model_type="llama")), ("model_type", "llama", "glm5_next")),
+    "no model type": (config(lambda c: c.pop("model_type")), ("model_type",)),
+    "wrong type in config": (
+        config(lambda c: c["text_config"].update(hidden_size="many")),
+        ("config.json", "hidden_size"),
+    ),
+    "absurd number in config": (
+        config(lambda c: c["text_config"].update(num_hidden_layers=-3)),
+        ("config.json", "num_hidden_layers", "-3"),
+    ),
+    "no weights": (
+        lambda folder: [file.unlink() for file in folder.glob("*.safetensors*")],
+        ("safetensors",),
+    ),
+    "shard missing": (lambda folder: (folder / SHARD).unlink(), (SHARD,)),
+    "shard truncated": (cut(SHARD, 1000), (SHARD,)),
+    "shard too long": (lambda folder: (folder / SHARD).open("ab").write(b"12345678"), (SHARD,)),
+    "shard is a pointer": (write(SHARD, POINTER), (SHARD, "Git LFS")),
+    "shard empty": (write(SHARD, b""), (SHARD,)),
+    "shard of seven bytes": (write(SHARD, b"1234567"), (SHARD,)),
+    "shard is a directory": (
+        lambda folder: ((folder / SHARD).unlink(), (folder / SHARD).mkdir()),
+        (SHARD,),
+    ),
+    "header longer than the file": (write(SHARD, (1 << 40).to_bytes(8, "little") + b"{}"), (SHARD,)),
+    "header is no JSON": (write(SHARD, (8).to_bytes(8, "little") + b"{]      "), (SHARD,)),
+    "offsets beyond the file": (
+        header(lambda t: t[first_name(t)].update(data_offsets=[0, 1 << 50])),
+        (SHARD,),
+    ),
+    "negative shape": (header(lambda t: t[first_name(t)].update(shape=[-1, 2])), (SHARD,)),
+    "overflowing shape": (header(lambda t: t[first_name(t)].update(shape=[1 << 40, 1 << 40])), (SHARD,)),
+    "unknown dtype": (header(lambda t: t[first_name(t)].update(dtype="Q7")), (SHARD, "Q7")),
+    "tensor missing": (rename_tensor, ("mlp.shared_experts.up_proj.weight",)),
+    "tensor of wrong shape": (header(reshape), ("mlp.shared_experts.up_proj.weight",)),
+    "tensor of wrong dtype": (header(retype), ("mlp.shared_experts.up_proj.weight", "I16")),
+    "index broken": (write("model.safetensors.index.json", b"{"), ("model.safetensors.index.json",)),
+    "index names no file": (
+        lambda folder: edit_json(
+            folder / "model.safetensors.index.json",
+            lambda index: index["weight_map"].update({"a.weight": "b.safetensors"}),
+        ),
+        ("b.safetensors",),
+    ),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), ("tokenizer.json", "not found")),
+    "broken tokenizer": (write("tokenizer.json", b"{"), ("tokenizer.json", "no valid tokenizer")),
+    "tokenizer is a pointer": (write("tokenizer.json", POINTER), ("tokenizer.json", "Git LFS")),
+    "broken generation config": (
+        write("generation_config.json", b"{"),
+        ("generation_config.json", "broken JSON"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_fuels(sharded: Path, tmp_path: Path, kind: str) -> None:
+    damage, words = DAMAGES[kind]
+    shutil.copytree(sharded, tmp_path / "fuel")
+    damage(tmp_path / "fuel")
+    check_decode(tmp_path, 1, words, "--fuel", "fuel", *PROMPT)
+
+
+def test_the_whole_fuel_is_fine(sharded: Path) -> None:
+    assert run_decode("--fuel", str(sharded), "--tokens", "2", *PROMPT).status == 0
+
+
+def test_no_such_fuel(fuel: Path, tmp_path: Path) -> None:
+    check_decode(tmp_path, 1, ("fuel nothing", "no such directory"), "--fuel", "nothing", *PROMPT)
+    check_decode(tmp_path, 1, ("expected a directory",), "--fuel", str(fuel / "config.json"), *PROMPT)
+    check_decode(tmp_path, 1, ("expected a name",), "--fuel", "", *PROMPT)
+
+
+def test_close_names_are_hinted(fuel: Path) -> None:
+    result = run_decode("--fuel", str(fuel)[:-1], *PROMPT)
+    assert f"hint: did you mean {fuel}?" in result.err
+
+
+def test_no_chat_template(fuel: Path, tmp_path: Path) -> None:
+    shutil.copytree(fuel, tmp_path / "fuel")
+    (tmp_path / "fuel" / "chat_template.jinja").unlink()
+    check_decode(tmp_path, 1, ("no chat template",), "--fuel", "fuel", "--chat", *PROMPT)
+    (tmp_path / "fuel" / "chat_template.jinja").write_text("{% if %}")
+    check_decode(tmp_path, 1, ("broken chat template, line 1",), "--fuel", "fuel", "--chat", *PROMPT)
+
+
+# --- the command line ---
+
+USAGE = {
+    "unknown option": (("--tokns", "3", *PROMPT), ("--tokns",)),
+    "stray argument": (("stray", *PROMPT), ("stray",)),
+    "value missing": (("--prompt",), ("--prompt",)),
+    "two prompts": (("--prompt", "a", "--prompt-ids", "1"), ("--prompt and --prompt-ids",)),
+    "three prompts": (("--prompt", "a", "--prompt-file", "b", "--prompt-ids", "1"), ("found 3",)),
+    "chat with ids": (("--chat", "--prompt-ids", "1"), ("--chat", "--prompt-ids")),
+    "empty prompt": (("--prompt", ""), ("--prompt: the prompt is empty",)),
+    "empty ids": (("--prompt-ids", " "), ("--prompt-ids: the prompt is empty",)),
+    "no prompt": ((), ("standard input: the prompt is empty",)),
+    "ids that are none": (("--prompt-ids", "1,two"), ("'two' at place 2",)),
+    "negative id": (("--prompt-ids", "1,-2"), ("'-2' at place 2",)),
+    "huge id": (("--prompt-ids", "1,99999999999999999999"), ("'99999999999999999999'",)),
+    "tokens negative": (("--tokens", "-1", *PROMPT), ("--tokens", "from 0", "found -1")),
+    "tokens no number": (("--tokens", "many", *PROMPT), ("--tokens", "expected an integer, found 'many'")),
+    "tokens absurd": (("--tokens", "9" * 30, *PROMPT), ("--tokens", "found 999")),
+    "temperature nan": (("--temperature", "nan", *PROMPT), ("--temperature", "found nan")),
+    "temperature inf": (("--temperature", "inf", *PROMPT), ("--temperature", "found inf")),
+    "temperature negative": (("--temperature", "-0.5", *PROMPT), ("--temperature", "found -0.5")),
+    "temperature no number": (("--temperature", "warm", *PROMPT), ("--temperature", "found 'warm'")),
+    "top-k negative": (("--top-k", "-1", *PROMPT), ("--top-k", "found -1")),
+    "top-p zero": (("--top-p", "0", *PROMPT), ("--top-p", "(0, 1]", "found 0")),
+    "top-p over one": (("--top-p", "1.5", *PROMPT), ("--top-p", "found 1.5")),
+    "top-p nan": (("--top-p", "nan", *PROMPT), ("--top-p", "found nan")),
+    "min-p one": (("--min-p", "1", *PROMPT), ("--min-p", "[0, 1)", "found 1")),
+    "seed negative": (("--seed", "-1", *PROMPT), ("--seed", "found -1")),
+    "seed too large": (("--seed", str(2**64), *PROMPT), ("--seed", f"found {2**64}")),
+    "sampling": (("--sampling", "hot", *PROMPT), ("--sampling", "greedy, fuel", "found 'hot'")),
+    "backend": (("--backend", "tpu", *PROMPT), ("--backend", "auto, cpu, cuda", "found 'tpu'")),
+    "threads zero": (("--threads", "0", *PROMPT), ("--threads", "from 1", "found 0")),
+    "threads absurd": (("--threads", "100000", *PROMPT), ("--threads", "found 100000")),
+    "context zero": (("--max-context", "0", *PROMPT), ("--max-context", "from 1", "found 0")),
+    "context negative": (("--max-context", "-5", *PROMPT), ("--max-context", "found -5")),
+    "chunk zero": (("--prefill-chunk", "0", *PROMPT), ("--prefill-chunk", "from 1", "found 0")),
+    "value for a flag": (("--json=yes", *PROMPT), ("--json",)),
+}
+
+
+@pytest.mark.parametrize("kind", USAGE)
+def test_wrong_command_lines(fuel: Path, tmp_path: Path, kind: str) -> None:
+    arguments, words = USAGE[kind]
+    check_decode(tmp_path, 2, words, "--fuel", str(fuel), *arguments)
+
+
+def test_a_prompt_that_is_no_utf8(fuel: Path, tmp_path: Path) -> None:
+    arguments = ("--fuel", str(fuel), "--prompt", os.fsdecode(b"a\xff"))
+    check_decode(tmp_path, 2, ("--prompt: expected UTF-8 text",), *arguments)
+
+
+FAILURES = {
+    "id outside the vocabulary": (("--prompt-ids", "1,5000"), ("id 5000 at place 2", "0 to 1023")),
+    "context asked for": (
+        ("--prompt-ids", "1,2,3", "--tokens", "10", "--max-context", "12"),
+        ("3 tokens of the prompt + 10 to generate = 13", "--max-context is 12"),
+    ),
+    "context of the model": (
+        ("--prompt-ids", "1,2,3", "--tokens", "9000"),
+        ("= 9003", "the model holds 8192"),
+    ),
+    "context over the model's": (
+        ("--prompt-ids", "1", "--max-context", "9000"),
+        ("--max-context: expected 1 to 8192", "found 9000"),
+    ),
+    "prompt file missing": (("--prompt-file", "none.txt"), ("--prompt-file", "none.txt", "No such file")),
+    "prompt file is a folder": (("--prompt-file", "out"), ("--prompt-file", "out", "directory")),
+    "prompt file binary": (("--prompt-file", "binary"), ("--prompt-file binary", "zero byte at 3")),
+    "prompt file no UTF-8": (("--prompt-file", "latin"), ("--prompt-file latin", "byte 0xe9 at 3")),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_what_cannot_be_done(fuel: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "binary").write_bytes(b"abc\0def")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    arguments, words = FAILURES[kind]
+    check_decode(tmp_path, 1, words, "--fuel", str(fuel), *arguments)
+
+
+def test_empty_prompts_from_elsewhere(fuel: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"\n")
+    check_decode(tmp_path, 2, ("the prompt is empty",), "--fuel", str(fuel), "--prompt-file", "empty")
+    check_decode(tmp_path, 1, ("standard input", "zero byte"), "--fuel", str(fuel), stdin=b"a\0")
+
+
+@pytest.mark.parametrize("place", ["none/l", "folder", "/proc/l"])
+def test_places_that_cannot_be_written(fuel: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    before = tree(tmp_path)
+    result = run_decode("--fuel", str(fuel), *PROMPT, "--logits-out", place, cwd=tmp_path)
+    check_error(result, 1, "--logits-out: cannot write", place)
+    assert tree(tmp_path) == before
+
+
+def test_memory_over_budget(fuel: Path, tmp_path: Path) -> None:
+    arguments = ("--fuel", str(fuel), *PROMPT)
+    check_decode(tmp_path, 1, ("MiB",), *arguments, env={"ROCKET_MEMORY_LIMIT": "1M"})
+
+
+def test_no_cache_to_make_a_fuel_in(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_decode(
+        tmp_path, 1, ("cannot make a random fuel",), *PROMPT, env={"XDG_CACHE_HOME": str(tmp_path / "file")}
+    )
+
+
+def test_cuda_where_there_is_none(fuel: Path, tmp_path: Path) -> None:
+    from rocket import _core
+
+    if _core.cuda_built:
+        pytest.skip("this build has the CUDA backend")
+    check_decode(tmp_path, 1, ("cuda",), "--fuel", str(fuel), *PROMPT, "--backend", "cuda")
+
+
+# --- rocket ---
+
+
+SCORE = {
+    "no text": (2, (), ("expected --text FILE or --ids FILE, found neither",)),
+    "two texts": (2, ("--text", "text", "--ids", "ids"), ("found both",)),
+    "empty text": (2, ("--text", "empty"), ("--text empty", "the text is empty")),
+    "empty ids": (2, ("--ids", "empty"), ("there are no ids in it",)),
+    "no ids": (2, ("--ids", "text"), ("--ids text", "'some'")),
+    "one token": (1, ("--ids", "one"), ("expected at least 2 tokens",)),
+    "text missing": (1, ("--text", "none"), ("--text", "No such file")),
+    "text binary": (1, ("--text", "binary"), ("--text binary", "zero byte at 1")),
+    "id outside": (1, ("--ids", "outside"), ("token id 5000 at place 2", "0 to 1023")),
+    "context too small": (2, ("--text", "text", "--max-context", "1"), ("--max-context", "found 1")),
+    "context too large": (1, ("--text", "text", "--max-context", "9000"), ("expected 2 to 8192",)),
+    "out not writable": (1, ("--text", "text", "--out", "none/o"), ("--out: cannot write none/o",)),
+    "against nothing": (1, ("--text", "text", "--against", "none"), ("--against", "No such file")),
+    "against something else": (1, ("--text", "text", "--against", "text"), ("--against text", "broken JSON")),
+    "backend": (2, ("--text", "text", "--backend", "x"), ("--backend",)),
+}
+
+
+@pytest.mark.parametrize("kind", SCORE)
+def test_wrong_scores(fuel: Path, tmp_path: Path, kind: str) -> None:
+    files = {
+        "text": b"some text",
+        "ids": b"1,2",
+        "empty": b"",
+        "one": b"7",
+        "outside": b"1,5000",
+        "binary": b"a\0",
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    before = tree(tmp_path)
+    status, arguments, words = SCORE[kind]
+    check_error(run_rocket("score", str(fuel), *arguments, cwd=tmp_path), status, *words)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("status", "arguments", "words"),
+    [
+        (2, (), ("Missing command",)),
+        (2, ("skore",), ("skore",)),
+        (2, ("score",), ("FUEL",)),
+        (2, ("bench",), ("Missing command",)),
+        (2, ("bench", "decode", "--preset", "a", "--fuel", "b"), ("--fuel or --preset, found both",)),
+        (1, ("bench", "decode", "--preset", "huge"), ("preset huge",)),
+        (2, ("bench", "decode", "--pairs", "0"), ("--pairs",)),
+        (2, ("bench", "decode", "--read-seconds", "nan"), ("--read-seconds", "found nan")),
+    ],
+)
+def test_wrong_commands(status: int, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    check_error(run_rocket(*arguments), status, *words)
