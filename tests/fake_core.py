@@ -1,9 +1,9 @@
 """A stand-in for rocket._core whose "model" follows a script, for what a real model cannot be made to do.
 
-$FAKE_CORE is a JSON object: ``script`` (token ids that follow any prompt, in turn), ``vocab``, ``max_context``,
-``step_seconds``, ``choices``, ``profile``, ``diagnostics``, ``interrupt_at`` (the step that meets a Ctrl-C),
-``shift`` (added to log-probabilities). Run as a program it is the command line over the stand-in: ``python
-fake_core.py decode|rocket ARGUMENT…``.
+$FAKE_CORE is a JSON object: ``script`` (token ids that follow any prompt, in turn), ``vocab``,
+``max_context``, ``step_seconds``, ``choices``, ``profile``, ``diagnostics``, ``interrupt_at`` (the step that
+meets a Ctrl-C), ``shift`` (added to log-probabilities). Run as a program it is the command line over the
+stand-in: ``python fake_core.py decode|rocket ARGUMENT…``.
 """
 
 import json
@@ -173,6 +173,10 @@ def read_config(directory):
 
 def read_rate_gb_s(bytes=0, threads=0, seconds=0.5):
     return 10.0
+
+
+def memory_available():
+    return 1 << 34, "fake"
 
 
 def cpu_isa():

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli_tools import check_error, run_decode, run_rocket, tree
-from rocket.random_fuel import PRESETS, make_fuel
+from rocket.random_fuel import make_fuel
+from rocket.random_fuel_shape import PRESETS
 
 PROMPT = ("--prompt", "The capital of France is")
 
@@ -139,7 +140,10 @@ DAMAGES = {
     ),
     "shard missing": (lambda folder: (folder / SHARD).unlink(), (SHARD,)),
     "shard truncated": (cut(SHARD, 1000), (SHARD,)),
-    "shard too long": (lambda folder: (folder / SHARD).open("ab").write(b"12345678"), (SHARD,)),
+    "shard too long": (
+        lambda folder: os.truncate(folder / SHARD, (folder / SHARD).stat().st_size + 8),
+        (SHARD,),
+    ),
     "shard is a pointer": (write(SHARD, POINTER), (SHARD, "Git LFS")),
     "shard empty": (write(SHARD, b""), (SHARD,)),
     "shard of seven bytes": (write(SHARD, b"1234567"), (SHARD,)),

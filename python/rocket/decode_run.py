@@ -28,7 +28,9 @@ from rocket.report import (
 )
 from rocket.tokenizer import Tokenizer
 
+# Short and small: it is measured at the end of every run that reports it, beside a loaded model.
 READ_RATE_SECONDS = 0.3
+READ_RATE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,10 @@ class Decoder:
             return None
         if self.run.interrupted or not self.run.timing.steps_s or engine.info["backend"] != "cpu":
             return None
-        return _core.read_rate_gb_s(threads=engine.info["threads"], seconds=READ_RATE_SECONDS)
+        size = min(READ_RATE_BYTES, _core.memory_available()[0] // 4)
+        if size < READ_RATE_BYTES // 8:  # would fit in caches
+            return None
+        return _core.read_rate_gb_s(size, engine.info["threads"], READ_RATE_SECONDS)
 
     def _fraction(self, engine: Engine, limit: float | None) -> float | None:
         rate = self.run.timing.decode_tok_s

@@ -160,7 +160,8 @@ def random_fuel(preset: str = "tiny", progress: Callable[[int, int], None] | Non
     at once the second to finish throws its copy away; the contents are the same.
     """
     from rocket import __version__
-    from rocket.random_fuel import PRESETS, counted_bytes, make_fuel
+    from rocket.random_fuel import counted_bytes, make_fuel
+    from rocket.random_fuel_shape import PRESETS
 
     if preset not in PRESETS:
         raise input_error(f"preset {preset}: not known", f"known presets: {', '.join(PRESETS)}")
