@@ -193,6 +193,7 @@ if __name__ == "__main__":
     import rocket
 
     sys.modules["rocket._core"] = rocket._core = sys.modules["__main__"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children ignore it
     command = sys.argv.pop(1)
     if command == "decode":
         from rocket.decode import main

@@ -1,5 +1,6 @@
 """The C++ component tests, configured, built and run here, so that one command runs every test."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,7 +22,7 @@ def build() -> str:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     if not (folder / "CMakeCache.txt").exists():
         run("cmake", "-S", str(ROOT), "-B", str(folder), *generator, "-DROCKET_PYTHON=OFF")
-    run("cmake", "--build", str(folder), "-j")
+    run("cmake", "--build", str(folder), "-j", str(len(os.sched_getaffinity(0))))
     return str(folder)
 
 
