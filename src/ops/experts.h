@@ -42,9 +42,9 @@ struct ExpertFfnParams {
   float limit = 0;
   float* out = nullptr;                  // out [rows, topk, H]
 };
-// Scratch of expert_ffn: activations of all (row, expert) pairs, gathered rows and the sorted pair list.
+// Scratch of expert_ffn: activations of all (row, expert) pairs and rows of x, both padded to 256, and the sorted pair list.
 inline int64_t expert_ffn_scratch_bytes(int64_t rows, int64_t topk, int64_t experts, int64_t hidden, int64_t inner) {
-  return rows * topk * (2 * inner * 4 + 32) + rows * hidden * 4 + (experts + 2) * 16 + 8192;
+  return rows * topk * ((inner + 255) / 256 * 1024 + 40) + rows * ((hidden + 255) / 256 * 1024) + (experts + 1) * 4 + 512;
 }
 
 struct ExpertSumParams {

@@ -1,110 +1,53 @@
 // Products of float rows with stored weights, shared by linear.cpp and experts.cpp.
 //
-// Order of the sum over `in`: lane i of sixteen sums columns i, i+16, … with fused multiply-add, then the tree of vec.h
-// sum(). Weights enter as float: NVFP4 without its global scale, which multiplies the sum.
+// Order of the sum over `in`, the same in every path, for any number of rows:
+//   NVFP4   x is taken in blocks of sixteen, as integers of 24 bits with a power of two as the block's scale (see
+//           nvfp4_dot.h). A block's sum of products is exact; rounded to float and times both scales it is fused into lane
+//           `block mod 16`, in ascending blocks. The global scale multiplies the total.
+//   others  columns in segments of 1024: lane i of sixteen takes columns i, i+16, … of the segment with fused multiply-add; a
+//           weight enters as float(value * scale). Segments' lanes are added in ascending order.
+// The lanes add as in vec.h sum(). A row's tail is filled up with zeros, which add nothing.
 #pragma once
 
 #include "base/error.h"
-#include "ops/quant_decode.h"
-
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"
+#include "ops/vec.h"
+#include "ops/weight.h"
 
 namespace rocket::ROCKET_ISA {
 
-constexpr int64_t kChunk = 1024;  // columns decoded at a time; a multiple of 128
+constexpr int kTile = 4;              // outputs that are worked on together
+constexpr int64_t kSegment = 1024;    // columns whose lanes are summed on their own
 
 ROCKET_INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+ROCKET_INLINE int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Columns [begin, begin + n) of row o as floats, zero up to the next multiple of 16. begin is a multiple of 128.
-ROCKET_INLINE void decode_row(const Weight& w, int64_t o, int64_t begin, int64_t n, float* out) {
-  const int64_t full = n / kLanes * kLanes;
-  const int rest = static_cast<int>(n - full);
-  const int64_t at = o * w.in + begin;
-  switch (w.format) {
-    case WeightFormat::kF32: {
-      const char* p = static_cast<const char*>(w.data) + at * 4;
-      std::memcpy(out, p, n * 4);
-      break;
-    }
-    case WeightFormat::kBF16: {
-      const uint16_t* p = reinterpret_cast<const uint16_t*>(static_cast<const char*>(w.data) + at * 2);
-      for (int64_t i = 0; i < full; i += kLanes) store(out + i, load_bf16(p + i));
-      if (rest) store(out + full, load_bf16_part(p + full, rest));
-      break;
-    }
-    case WeightFormat::kNVFP4: {
-      const uint8_t* p = static_cast<const uint8_t*>(w.data) + at / 2;
-      const uint8_t* s = static_cast<const uint8_t*>(w.block_scale) + at / 16;
-      const U16v shift = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
-      for (int64_t i = 0; i < full; i += kLanes) {
-        uint32_t half[2];
-        std::memcpy(half, p + i / 2, sizeof half);
-        const uint32_t a = half[0], b = half[1];
-        const U16v bits = {a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b};
-        store(out + i, e2m1(bits >> shift) * splat(e4m3(s[i / 16])));
-      }
-      break;
-    }
-    case WeightFormat::kFP8Block: {
-      const uint8_t* p = static_cast<const uint8_t*>(w.data) + at;
-      const char* scales = static_cast<const char*>(w.block_scale) + (o / 128 * ((w.in + 127) / 128) + begin / 128) * 4;
-      for (int64_t i = 0; i < n; i += kLanes) {
-        B16v code = {};
-        std::memcpy(&code, p + i, i < full ? kLanes : rest);
-        float scale;
-        std::memcpy(&scale, scales + i / 128 * 4, 4);
-        store(out + i, e4m3(code) * splat(scale));
-      }
-      break;
-    }
-    case WeightFormat::kMXFP8: {
-      const uint8_t* p = static_cast<const uint8_t*>(w.data) + at;
-      const uint8_t* s = static_cast<const uint8_t*>(w.block_scale) + at / 32;
-      for (int64_t i = 0; i < full; i += kLanes) {
-        B16v code;
-        std::memcpy(&code, p + i, kLanes);
-        store(out + i, e4m3(code) * splat(e8m0(s[i / 32])));
-      }
-      break;
-    }
-  }
-  if (w.format == WeightFormat::kF32) {
-    for (int i = rest; rest && i < kLanes; ++i) out[full + i] = 0;
-  }
-}
+// Row r of an input or output is number index[r] of a table of rows, or number r.
+struct RowsIn {
+  const float* base = nullptr;
+  int64_t ld = 0;
+  const int32_t* index = nullptr;  // may be null
+};
 
-// acc[r] += row (n floats, zero-padded) times x[r]; R rows of x.
-template <int R>
-ROCKET_INLINE void accumulate(const float* row, const float* x, int64_t ldx, int64_t n, F16v* acc) {
-  F16v a[R];
-  for (int r = 0; r < R; ++r) a[r] = acc[r];
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const F16v w = load(row + i);
-    for (int r = 0; r < R; ++r) a[r] += w * load(x + r * ldx + i);
-  }
-  if (i < n) {
-    const F16v w = load(row + i);
-    for (int r = 0; r < R; ++r) a[r] += w * load_part(x + r * ldx + i, static_cast<int>(n - i));
-  }
-  for (int r = 0; r < R; ++r) acc[r] = a[r];
-}
+struct RowsOut {
+  float* base = nullptr;           // where the first output of row 0 goes
+  int64_t ld = 0;
+  const int32_t* index = nullptr;  // may be null
+  const float* scale = nullptr;    // a factor for each row of the table; may be null
+  const float* bias = nullptr;     // added, from the first output on; may be null
+};
 
-// out[r] = sum_i w[o][i] * x[r][i] for rows (at most 8).
-ROCKET_INLINE void dot_rows(const Weight& w, int64_t o, const float* x, int64_t ldx, int rows, float* out) {
-  alignas(64) float chunk[kChunk];
-  F16v acc[8] = {};
-  for (int64_t begin = 0; begin < w.in; begin += kChunk) {
-    const int64_t n = min_i64(kChunk, w.in - begin);
-    decode_row(w, o, begin, n, chunk);
-    int r = 0;
-    for (; r + 4 <= rows; r += 4) accumulate<4>(chunk, x + r * ldx + begin, ldx, n, acc + r);
-    for (; r < rows; ++r) accumulate<1>(chunk, x + r * ldx + begin, ldx, n, acc + r);
-  }
-  const float scale = w.format == WeightFormat::kNVFP4 ? w.global_scale : 1.0f;
-  for (int r = 0; r < rows; ++r) out[r] = sum(acc[r]) * scale;
-}
+ROCKET_INLINE const float* row_of(const RowsIn& x, int64_t r) { return x.base + (x.index ? x.index[r] : r) * x.ld; }
+
+// Outputs [begin, end) of w for rows: y[r][o - begin]. x is in the format's order: NVFP4 wants rows as fixed_row() leaves
+// them, the other formats rows as they are.
+void matmul(const Weight& w, int64_t begin, int64_t end, int64_t rows, const RowsIn& x, const RowsOut& y);
+
+// Rows for NVFP4: floats that a row of `in` takes (a multiple of 16; place it on a multiple of 64 bytes), a whole row
+// (`in` a multiple of 16), and sixteen values as one block of a row whose last blocks have been cleared.
+ROCKET_INLINE int64_t fixed_floats(int64_t in) { return (in + 255) / 256 * 224; }
+void fixed_row(const float* x, int64_t in, float* to);
+void fixed_block(const float* x, int64_t block, float* to);
+void fixed_clear_tail(int64_t in, float* to);
 
 // Refuses shapes that a format cannot have.
 ROCKET_INLINE void check_weight(const char* op, const Weight& w) {
@@ -115,5 +58,3 @@ ROCKET_INLINE void check_weight(const char* op, const Weight& w) {
 }
 
 }  // namespace rocket::ROCKET_ISA
-
-#pragma GCC diagnostic pop

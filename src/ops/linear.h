@@ -25,6 +25,9 @@ struct LinearParams {
   LinearPart part[kMaxParts];
 };
 
+// Scratch of linear: rows of x as NVFP4 weights want them.
+inline int64_t linear_scratch_bytes(int64_t rows, int64_t in) { return rows * ((in + 255) / 256 * 896) + 64; }
+
 // The same for each of several heads, with one matrix a head inside a common weight (multi-head latent attention's
 // kv_b, absorbed form). W is [heads * stride_out, in]; head h uses rows h*stride_out + offset … + rows_per_head.
 //   transposed (fold k_b into q):  y[r][h][j] = sum_i x[r][h][i] * W[h*stride + offset + i][j]    x [.., rows_per_head], y [.., in]
