@@ -1,6 +1,6 @@
-// Speed of linear and expert_ffn on cold weights, beside this machine's streaming read rate and FMA peak, all measured in
-// turns because both swing on a shared machine. Turns are short and each figure is the best of its turns: neighbours only
-// ever slow a turn down.
+// Speed of linear and expert_ffn on cold weights, beside this machine's streaming read rate and FMA peak, all
+// measured in turns because both swing on a shared machine. Turns are short and each figure is the best of
+// its turns: neighbours only ever slow a turn down.
 //
 //   bench_linear [threads] [turns] [name]     name: a part of a format's name, "small" or "experts"
 #include <algorithm>
@@ -18,7 +18,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kBytes = int64_t{384} << 20;  // of weights: many times the last-level cache
 
-double seconds(Clock::time_point from) { return std::chrono::duration<double>(Clock::now() - from).count(); }
+double seconds(Clock::time_point from) {
+  return std::chrono::duration<double>(Clock::now() - from).count();
+}
 
 constexpr double kTurn = 3e-3;  // seconds that a turn is meant to take
 
@@ -45,20 +47,20 @@ double stream_rate(ThreadPool& pool, const char* data, int64_t bytes) {
 
 // Floating-point operations of a chain of fused multiply-adds in registers.
 #if defined(__x86_64__)
-#define ROCKET_CHAINS(NAME, TARGET, BYTES)                                              \
-  __attribute__((target(TARGET))) double NAME(int64_t turns) {                         \
-    typedef float V __attribute__((vector_size(BYTES)));                               \
-    V a0 = V{} + 1, a1 = V{} + 2, a2 = V{} + 3, a3 = V{} + 4, a4 = V{} + 5;            \
-    V a5 = V{} + 6, a6 = V{} + 7, a7 = V{} + 8, a8 = V{} + 9, a9 = V{} + 10;           \
-    const V m = V{} + 0.999f, c = V{} + 0.001f;                                         \
-    for (int64_t i = 0; i < turns; ++i) {                                               \
-      a0 = a0 * m + c, a1 = a1 * m + c, a2 = a2 * m + c, a3 = a3 * m + c;               \
-      a4 = a4 * m + c, a5 = a5 * m + c, a6 = a6 * m + c, a7 = a7 * m + c;               \
-      a8 = a8 * m + c, a9 = a9 * m + c;                                                 \
-    }                                                                                   \
-    volatile float sink = (a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9)[0];         \
-    (void)sink;                                                                         \
-    return static_cast<double>(turns) * 10 * 2 * (BYTES / 4);                           \
+#define ROCKET_CHAINS(NAME, TARGET, BYTES)                                      \
+  __attribute__((target(TARGET))) double NAME(int64_t turns) {                  \
+    typedef float V __attribute__((vector_size(BYTES)));                        \
+    V a0 = V{} + 1, a1 = V{} + 2, a2 = V{} + 3, a3 = V{} + 4, a4 = V{} + 5;     \
+    V a5 = V{} + 6, a6 = V{} + 7, a7 = V{} + 8, a8 = V{} + 9, a9 = V{} + 10;    \
+    const V m = V{} + 0.999f, c = V{} + 0.001f;                                 \
+    for (int64_t i = 0; i < turns; ++i) {                                       \
+      a0 = a0 * m + c, a1 = a1 * m + c, a2 = a2 * m + c, a3 = a3 * m + c;       \
+      a4 = a4 * m + c, a5 = a5 * m + c, a6 = a6 * m + c, a7 = a7 * m + c;       \
+      a8 = a8 * m + c, a9 = a9 * m + c;                                         \
+    }                                                                           \
+    volatile float sink = (a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9)[0]; \
+    (void)sink;                                                                 \
+    return static_cast<double>(turns) * 10 * 2 * (BYTES / 4);                   \
   }
 ROCKET_CHAINS(chains_avx512, "avx512f", 64)
 ROCKET_CHAINS(chains_avx2, "avx2,fma", 32)
@@ -113,9 +115,9 @@ void measure(check::Bench& bench, const char* data, int turns, const Case& c) {
     calls = static_cast<int>(std::clamp(kTurn * rate, 1.0, 1000.0));
     peak = std::max(peak, fma_peak(bench.pool));
   }
-  std::printf("%-58s %9.1f us  %6.1f GB/s of %5.1f = %3.0f %%   %6.1f GFLOP/s of %5.1f = %3.0f %%\n", c.name.c_str(), 1e6 / rate,
-              c.bytes * rate * 1e-9, stream * 1e-9, 100 * c.bytes * rate / stream, c.flops * rate * 1e-9, peak * 1e-9,
-              100 * c.flops * rate / peak);
+  std::printf("%-58s %9.1f us  %6.1f GB/s of %5.1f = %3.0f %%   %6.1f GFLOP/s of %5.1f = %3.0f %%\n",
+              c.name.c_str(), 1e6 / rate, c.bytes * rate * 1e-9, stream * 1e-9, 100 * c.bytes * rate / stream,
+              c.flops * rate * 1e-9, peak * 1e-9, 100 * c.flops * rate / peak);
   std::fflush(stdout);
 }
 
@@ -126,20 +128,24 @@ Weight view(WeightFormat format, int64_t out, int64_t in, const char* data, int6
   w.out = out;
   w.in = in;
   w.data = data + offset;
-  const int64_t bytes = format == WeightFormat::kF32 ? 4 * out * in : format == WeightFormat::kBF16 ? 2 * out * in
-                        : format == WeightFormat::kNVFP4 ? out * in / 2 : out * in;
+  const int64_t bytes = format == WeightFormat::kF32     ? 4 * out * in
+                        : format == WeightFormat::kBF16  ? 2 * out * in
+                        : format == WeightFormat::kNVFP4 ? out * in / 2
+                                                         : out * in;
   w.block_scale = data + offset + bytes;
   return w;
 }
 
-void bench_linear(check::Bench& bench, const char* data, int turns, WeightFormat format, int64_t out, int64_t in, int32_t rows) {
+void bench_linear(check::Bench& bench, const char* data, int turns, WeightFormat format, int64_t out,
+                  int64_t in, int32_t rows) {
   const std::vector<float> x = check::normal(rows * in);
   std::vector<float> y(rows * out);
   const Weight first = view(format, out, in, data, 0);
   const int64_t size = (weight_bytes(first) + 255) / 256 * 256;
   const int64_t places = kBytes / size;
   Case c;
-  c.name = std::string(check::format_name(format)) + ", " + std::to_string(rows) + " rows, " + std::to_string(out) + " x " + std::to_string(in);
+  c.name = std::string(check::format_name(format)) + ", " + std::to_string(rows) + " rows, " +
+           std::to_string(out) + " x " + std::to_string(in);
   c.bytes = static_cast<double>(weight_bytes(first));
   c.flops = 2.0 * static_cast<double>(rows * out * in);
   c.call = [&](int number) {
@@ -154,13 +160,14 @@ void bench_linear(check::Bench& bench, const char* data, int turns, WeightFormat
   measure(bench, data, turns, c);
 }
 
-void bench_experts(check::Bench& bench, const char* data, int turns, WeightFormat format, int32_t hidden, int32_t inner,
-                   int32_t experts, int32_t topk, int32_t rows) {
+void bench_experts(check::Bench& bench, const char* data, int turns, WeightFormat format, int32_t hidden,
+                   int32_t inner, int32_t experts, int32_t topk, int32_t rows) {
   const int64_t size = (weight_bytes(view(format, inner, hidden, data, 0)) + 63) / 64 * 64;
   const int64_t layers = std::max<int64_t>(1, kBytes / (size * 3 * experts));
   std::vector<ExpertWeights> table(layers * experts);
   for (int64_t e = 0; e < layers * experts; ++e) {
-    table[e] = {view(format, inner, hidden, data, 3 * e * size), view(format, inner, hidden, data, (3 * e + 1) * size),
+    table[e] = {view(format, inner, hidden, data, 3 * e * size),
+                view(format, inner, hidden, data, (3 * e + 1) * size),
                 view(format, hidden, inner, data, (3 * e + 2) * size)};
   }
   const std::vector<float> x = check::normal(static_cast<int64_t>(rows) * hidden), weight(rows * topk, 0.1f);
@@ -181,13 +188,24 @@ void bench_experts(check::Bench& bench, const char* data, int turns, WeightForma
     for (int64_t u : used) active += static_cast<double>(u);
   }
   Case c;
-  c.name = "experts " + std::string(check::format_name(format)) + ", " + std::to_string(rows) + " rows, top " + std::to_string(topk) +
-           " of " + std::to_string(experts) + ", " + std::to_string(inner) + " x " + std::to_string(hidden);
+  c.name = "experts " + std::string(check::format_name(format)) + ", " + std::to_string(rows) +
+           " rows, top " + std::to_string(topk) + " of " + std::to_string(experts) + ", " +
+           std::to_string(inner) + " x " + std::to_string(hidden);
   c.bytes = active / calls * 3 * static_cast<double>(weight_bytes(table[0].gate));
   c.flops = 6.0 * rows * topk * hidden * inner;
   c.call = [&](int number) {
-    const ExpertFfnParams p{x.data(), hidden, rows, topk, ids.data() + number % calls * rows * topk, weight.data(),
-                            table.data() + number % layers * experts, experts, hidden, inner, 10.0f, out.data()};
+    const ExpertFfnParams p{x.data(),
+                            hidden,
+                            rows,
+                            topk,
+                            ids.data() + number % calls * rows * topk,
+                            weight.data(),
+                            table.data() + number % layers * experts,
+                            experts,
+                            hidden,
+                            inner,
+                            10.0f,
+                            out.data()};
     cpu_ops().expert_ffn(p, bench.exec);
   };
   measure(bench, data, turns, c);

@@ -1,5 +1,5 @@
-// Weights in every stored format for tests, with their exact values in double precision beside them. The tables here are
-// written from the formats' definitions, not from the code under test.
+// Weights in every stored format for tests, with their exact values in double precision beside them. The
+// tables here are written from the formats' definitions, not from the code under test.
 #pragma once
 
 #include <cmath>
@@ -11,17 +11,22 @@
 
 namespace check {
 
-inline constexpr rocket::WeightFormat kFormats[] = {rocket::WeightFormat::kF32, rocket::WeightFormat::kBF16,
-                                                    rocket::WeightFormat::kNVFP4, rocket::WeightFormat::kFP8Block,
-                                                    rocket::WeightFormat::kMXFP8};
+inline constexpr rocket::WeightFormat kFormats[] = {
+    rocket::WeightFormat::kF32, rocket::WeightFormat::kBF16, rocket::WeightFormat::kNVFP4,
+    rocket::WeightFormat::kFP8Block, rocket::WeightFormat::kMXFP8};
 
 inline const char* format_name(rocket::WeightFormat format) {
   switch (format) {
-    case rocket::WeightFormat::kF32: return "F32";
-    case rocket::WeightFormat::kBF16: return "BF16";
-    case rocket::WeightFormat::kNVFP4: return "NVFP4";
-    case rocket::WeightFormat::kFP8Block: return "FP8 block";
-    case rocket::WeightFormat::kMXFP8: return "MXFP8";
+    case rocket::WeightFormat::kF32:
+      return "F32";
+    case rocket::WeightFormat::kBF16:
+      return "BF16";
+    case rocket::WeightFormat::kNVFP4:
+      return "NVFP4";
+    case rocket::WeightFormat::kFP8Block:
+      return "FP8 block";
+    case rocket::WeightFormat::kMXFP8:
+      return "MXFP8";
   }
   return "?";
 }
@@ -115,7 +120,8 @@ struct StoredWeight {
         std::memcpy(&s, scales() + (o / 128 * ((w.in + 127) / 128) + i / 128) * 4, 4);
         return e4m3_value(bytes()[at]) * s;
       }
-      case WeightFormat::kMXFP8: return e4m3_value(bytes()[at]) * e8m0_value(scales()[at / 32]);
+      case WeightFormat::kMXFP8:
+        return e4m3_value(bytes()[at]) * e8m0_value(scales()[at / 32]);
     }
     return 0;
   }
@@ -148,7 +154,8 @@ inline StoredWeight random_weight(rocket::WeightFormat format, int64_t out, int6
     } else if (format == WeightFormat::kMXFP8) {
       for (int64_t i = 0; i < scales; ++i) s.scales()[i] = static_cast<uint8_t>(uniform_int(124, 129));
     } else {
-      for (int64_t i = 0; i < scales; ++i) s.scales()[i] = static_cast<uint8_t>(uniform_int(0, 0x48) | uniform_int(0, 1) << 7);
+      for (int64_t i = 0; i < scales; ++i)
+        s.scales()[i] = static_cast<uint8_t>(uniform_int(0, 0x48) | uniform_int(0, 1) << 7);
       s.w.global_scale = static_cast<float>(0.37 * size);
     }
   }
@@ -162,16 +169,19 @@ inline std::vector<double> product(const StoredWeight& s, const float* x, int64_
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t o = 0; o < s.w.out; ++o) {
       double sum = 0;
-      for (int64_t i = 0; i < s.w.in; ++i) sum += static_cast<double>(x[r * ldx + i]) * s.value[o * s.w.in + i];
+      for (int64_t i = 0; i < s.w.in; ++i)
+        sum += static_cast<double>(x[r * ldx + i]) * s.value[o * s.w.in + i];
       y[r * s.w.out + o] = sum;
     }
   }
   return y;
 }
 
-// max|error| / max|result| of a float32 sum of n products of random sign. A lane makes n/16 roundings of partial sums
-// that stay within the result's scale, each off by at most half a unit of 2^-23, with random signs: the errors add as
-// a random walk of sqrt(n) steps at most, plus the rounding of weight and result.
-inline double sum_limit(int64_t n) { return std::ldexp(1.0, -24) * (3.0 + 0.5 * std::sqrt(static_cast<double>(n))); }
+// max|error| / max|result| of a float32 sum of n products of random sign. A lane makes n/16 roundings of
+// partial sums that stay within the result's scale, each off by at most half a unit of 2^-23, with random
+// signs: the errors add as a random walk of sqrt(n) steps at most, plus the rounding of weight and result.
+inline double sum_limit(int64_t n) {
+  return std::ldexp(1.0, -24) * (3.0 + 0.5 * std::sqrt(static_cast<double>(n)));
+}
 
 }  // namespace check

@@ -30,17 +30,20 @@ void swiglu_values() {
       for (int i = 0; i < 7 && i < dim; ++i) gate[i] = special[i], up[ld + i] = special[i];
       std::vector<double> expected;
       for (int32_t r = 0; r < rows; ++r) {
-        for (int32_t i = 0; i < dim; ++i) expected.push_back(reference_swiglu(gate[r * ld + i], up[r * ld + i], limit));
+        for (int32_t i = 0; i < dim; ++i)
+          expected.push_back(reference_swiglu(gate[r * ld + i], up[r * ld + i], limit));
       }
       for (const std::string& isa : check::isas()) {
         check::Bench bench(2);
         check::Guarded<float> y(rows * ldy);
         SwigluParams p{gate.data(), up.data(), ld, rows, dim, limit, y.data(), ldy};
         cpu_ops(isa.c_str()).swiglu(p, bench.exec);
-        const std::string what = isa + " swiglu, dim " + std::to_string(dim) + ", limit " + std::to_string(limit);
+        const std::string what =
+            isa + " swiglu, dim " + std::to_string(dim) + ", limit " + std::to_string(limit);
         y.check(what);
         std::vector<float> dense;
-        for (int32_t r = 0; r < rows; ++r) dense.insert(dense.end(), y.data() + r * ldy, y.data() + r * ldy + dim);
+        for (int32_t r = 0; r < rows; ++r)
+          dense.insert(dense.end(), y.data() + r * ldy, y.data() + r * ldy + dim);
         // A handful of roundings and an exp good to 2 units in the last place, on the largest value.
         check::close(what, dense.data(), expected.data(), rows * dim, 8 * std::ldexp(1.0, -24), 2.47e-03);
 
@@ -48,7 +51,8 @@ void swiglu_values() {
         p.gate = p.y = in_place.data();
         p.ldy = ld;
         cpu_ops(isa.c_str()).swiglu(p, bench.exec);
-        for (int32_t r = 0; r < rows; ++r) check::same_bits(what + " in place", in_place.data() + r * ld, dense.data() + r * dim, dim);
+        for (int32_t r = 0; r < rows; ++r)
+          check::same_bits(what + " in place", in_place.data() + r * ld, dense.data() + r * dim, dim);
       }
     }
   }
@@ -109,30 +113,44 @@ Routing random_routing(int64_t rows, int32_t topk, int32_t experts, bool holes) 
   return routing;
 }
 
-std::vector<double> reference_ffn(const Model& m, const std::vector<float>& x, int64_t ldx, int64_t rows, int32_t topk,
-                                  const Routing& routing, double limit) {
+std::vector<double> reference_ffn(const Model& m, const std::vector<float>& x, int64_t ldx, int64_t rows,
+                                  int32_t topk, const Routing& routing, double limit) {
   std::vector<double> out(rows * topk * m.hidden, 0.0);
   for (int64_t pair = 0; pair < rows * topk; ++pair) {
     const int32_t e = routing.id[pair];
     if (e < 0) continue;
     const float* row = x.data() + pair / topk * ldx;
-    const std::vector<double> gate = check::product(m.gate[e], row, 0, 1), up = check::product(m.up[e], row, 0, 1);
+    const std::vector<double> gate = check::product(m.gate[e], row, 0, 1),
+                              up = check::product(m.up[e], row, 0, 1);
     std::vector<double> act(m.inner);
     for (int32_t i = 0; i < m.inner; ++i) act[i] = reference_swiglu(gate[i], up[i], limit);
     for (int32_t o = 0; o < m.hidden; ++o) {
       double sum = 0;
-      for (int32_t i = 0; i < m.inner; ++i) sum += act[i] * m.down[e].value[static_cast<int64_t>(o) * m.inner + i];
+      for (int32_t i = 0; i < m.inner; ++i)
+        sum += act[i] * m.down[e].value[static_cast<int64_t>(o) * m.inner + i];
       out[pair * m.hidden + o] = sum * static_cast<double>(routing.weight[pair]);
     }
   }
   return out;
 }
 
-std::vector<float> run_ffn(const OpTable& ops, const Model& m, const float* x, int64_t ldx, int64_t rows, int32_t topk,
-                           const int32_t* id, const float* weight, float limit, int threads, const std::string& what) {
+std::vector<float> run_ffn(const OpTable& ops, const Model& m, const float* x, int64_t ldx, int64_t rows,
+                           int32_t topk, const int32_t* id, const float* weight, float limit, int threads,
+                           const std::string& what) {
   check::Bench bench(threads, expert_ffn_scratch_bytes(rows, topk, m.experts, m.hidden, m.inner));
   check::Guarded<float> out(rows * topk * m.hidden);
-  const ExpertFfnParams p{x, ldx, static_cast<int32_t>(rows), topk, id, weight, m.table.data(), m.experts, m.hidden, m.inner, limit, out.data()};
+  const ExpertFfnParams p{x,
+                          ldx,
+                          static_cast<int32_t>(rows),
+                          topk,
+                          id,
+                          weight,
+                          m.table.data(),
+                          m.experts,
+                          m.hidden,
+                          m.inner,
+                          limit,
+                          out.data()};
   ops.expert_ffn(p, bench.exec);
   out.check(what);
   check::expect(bench.scratch.used() == 0, what + ": scratch is given back");
@@ -143,8 +161,8 @@ std::vector<float> run_ffn(const OpTable& ops, const Model& m, const float* x, i
 }
 
 // The same through linear and swiglu, one pair at a time: must give the same bits.
-std::vector<float> composed_ffn(const OpTable& ops, const Model& m, const float* x, int64_t ldx, int64_t rows, int32_t topk,
-                                const Routing& routing, float limit) {
+std::vector<float> composed_ffn(const OpTable& ops, const Model& m, const float* x, int64_t ldx, int64_t rows,
+                                int32_t topk, const Routing& routing, float limit) {
   check::Bench bench(1);
   std::vector<float> out(rows * topk * m.hidden, 0.0f), gate(m.inner), up(m.inner);
   for (int64_t pair = 0; pair < rows * topk; ++pair) {
@@ -170,7 +188,8 @@ std::vector<float> composed_ffn(const OpTable& ops, const Model& m, const float*
   return out;
 }
 
-void ffn_case(const std::string& name, const Model& m, int64_t rows, int32_t topk, float limit, bool holes, double seed_figure) {
+void ffn_case(const std::string& name, const Model& m, int64_t rows, int32_t topk, float limit, bool holes,
+              double seed_figure) {
   const int64_t ldx = m.hidden + 5;
   const std::vector<float> x = check::normal(rows * ldx);
   const Routing routing = random_routing(rows, topk, m.experts, holes);
@@ -179,12 +198,17 @@ void ffn_case(const std::string& name, const Model& m, int64_t rows, int32_t top
   std::vector<float> fused[2];
   for (const std::string& isa : check::isas()) {
     const OpTable& ops = cpu_ops(isa.c_str());
-    const std::string what = isa + " " + name + " " + std::to_string(rows) + " rows, top " + std::to_string(topk) + " of " + std::to_string(m.experts);
-    const std::vector<float> out = run_ffn(ops, m, x.data(), ldx, rows, topk, routing.id.data(), routing.weight.data(), limit, 2, what);
-    // Three sums in a row and exp: their limits add; SwiGLU passes an error of gate on to act with a factor of about 1.1
-    // of |gate| <= limit, and of up with at most |silu(gate)|, both within twice the scale of act.
-    check::close(what, out.data(), expected.data(), n, 4 * check::sum_limit(m.hidden) + check::sum_limit(m.inner), seed_figure);
-    check::same_bits(what + ": linear and swiglu apart", out.data(), composed_ffn(ops, m, x.data(), ldx, rows, topk, routing, limit).data(), n);
+    const std::string what = isa + " " + name + " " + std::to_string(rows) + " rows, top " +
+                             std::to_string(topk) + " of " + std::to_string(m.experts);
+    const std::vector<float> out =
+        run_ffn(ops, m, x.data(), ldx, rows, topk, routing.id.data(), routing.weight.data(), limit, 2, what);
+    // Three sums in a row and exp: their limits add; SwiGLU passes an error of gate on to act with a factor
+    // of about 1.1 of |gate| <= limit, and of up with at most |silu(gate)|, both within twice the scale of
+    // act.
+    check::close(what, out.data(), expected.data(), n,
+                 4 * check::sum_limit(m.hidden) + check::sum_limit(m.inner), seed_figure);
+    check::same_bits(what + ": linear and swiglu apart", out.data(),
+                     composed_ffn(ops, m, x.data(), ldx, rows, topk, routing, limit).data(), n);
     for (int64_t pair = 0; pair < rows * topk; ++pair) {
       if (routing.id[pair] >= 0) continue;
       for (int32_t o = 0; o < m.hidden; ++o) {
@@ -193,18 +217,22 @@ void ffn_case(const std::string& name, const Model& m, int64_t rows, int32_t top
       }
     }
     for (int64_t r = 0; r < rows; ++r) {
-      const std::vector<float> alone = run_ffn(ops, m, x.data() + r * ldx, ldx, 1, topk, routing.id.data() + r * topk,
-                                               routing.weight.data() + r * topk, limit, 1 + static_cast<int>(r % 3), what);
-      check::same_bits(what + ": row " + std::to_string(r) + " alone", alone.data(), out.data() + r * topk * m.hidden, topk * m.hidden);
+      const std::vector<float> alone =
+          run_ffn(ops, m, x.data() + r * ldx, ldx, 1, topk, routing.id.data() + r * topk,
+                  routing.weight.data() + r * topk, limit, 1 + static_cast<int>(r % 3), what);
+      check::same_bits(what + ": row " + std::to_string(r) + " alone", alone.data(),
+                       out.data() + r * topk * m.hidden, topk * m.hidden);
     }
     for (int threads : {1, 3}) {
-      const std::vector<float> other = run_ffn(ops, m, x.data(), ldx, rows, topk, routing.id.data(), routing.weight.data(), limit, threads, what);
+      const std::vector<float> other = run_ffn(ops, m, x.data(), ldx, rows, topk, routing.id.data(),
+                                               routing.weight.data(), limit, threads, what);
       check::same_bits(what + ": " + std::to_string(threads) + " threads", other.data(), out.data(), n);
     }
     if (isa == "avx2") fused[0] = out;
     if (isa == "avx512") fused[1] = out;
   }
-  if (!fused[0].empty() && !fused[1].empty()) check::same_bits(name + ": avx2 and avx512", fused[0].data(), fused[1].data(), n);
+  if (!fused[0].empty() && !fused[1].empty())
+    check::same_bits(name + ": avx2 and avx512", fused[0].data(), fused[1].data(), n);
 }
 
 void ffn_values() {
@@ -239,12 +267,15 @@ void ffn_edges() {
   const std::vector<double> expected = reference_ffn(m, x, m.hidden, rows, 1, routing, 10.0);
   for (const std::string& isa : check::isas()) {
     const OpTable& ops = cpu_ops(isa.c_str());
-    const std::vector<float> out = run_ffn(ops, m, x.data(), m.hidden, rows, 1, routing.id.data(), routing.weight.data(), 10.0f, 2, isa);
+    const std::vector<float> out =
+        run_ffn(ops, m, x.data(), m.hidden, rows, 1, routing.id.data(), routing.weight.data(), 10.0f, 2, isa);
     check::close(isa + " expert_ffn, one expert for all rows", out.data(), expected.data(), rows * m.hidden,
                  4 * check::sum_limit(m.hidden) + check::sum_limit(m.inner));
     const std::vector<int32_t> absent(rows, -1);
-    const std::vector<float> zero = run_ffn(ops, m, x.data(), m.hidden, rows, 1, absent.data(), routing.weight.data(), 10.0f, 2, isa);
-    check::equal(isa + " expert_ffn, no expert here", zero.data(), std::vector<float>(zero.size(), 0.0f).data(), static_cast<int64_t>(zero.size()));
+    const std::vector<float> zero =
+        run_ffn(ops, m, x.data(), m.hidden, rows, 1, absent.data(), routing.weight.data(), 10.0f, 2, isa);
+    check::equal(isa + " expert_ffn, no expert here", zero.data(),
+                 std::vector<float>(zero.size(), 0.0f).data(), static_cast<int64_t>(zero.size()));
     check::Bench bench(1);
     ops.expert_ffn(ExpertFfnParams{}, bench.exec);
   }
@@ -254,9 +285,11 @@ void sums() {
   for (int32_t topk : {1, 2, 8}) {
     for (int32_t hidden : {1, 16, 77}) {
       const int32_t rows = 6;
-      std::vector<float> out = check::normal(static_cast<int64_t>(rows) * topk * hidden), shared = check::normal(rows * hidden);
+      std::vector<float> out = check::normal(static_cast<int64_t>(rows) * topk * hidden),
+                         shared = check::normal(rows * hidden);
       // Large terms that cancel: another order gives other bits.
-      for (int32_t r = 0; r < rows && topk > 1; ++r) out[r * topk * hidden] = 1e8f, out[(r * topk + topk - 1) * hidden] = -1e8f;
+      for (int32_t r = 0; r < rows && topk > 1; ++r)
+        out[r * topk * hidden] = 1e8f, out[(r * topk + topk - 1) * hidden] = -1e8f;
       for (bool with_shared : {true, false}) {
         std::vector<float> expected(rows * hidden);
         for (int32_t r = 0; r < rows; ++r) {
@@ -268,7 +301,8 @@ void sums() {
         }
         for (const std::string& isa : check::isas()) {
           check::Bench bench(2);
-          const std::string what = isa + " expert_sum, top " + std::to_string(topk) + ", hidden " + std::to_string(hidden);
+          const std::string what =
+              isa + " expert_sum, top " + std::to_string(topk) + ", hidden " + std::to_string(hidden);
           check::Guarded<float> y(rows * hidden);
           ExpertSumParams p{out.data(), with_shared ? shared.data() : nullptr, rows, topk, hidden, y.data()};
           cpu_ops(isa.c_str()).expert_sum(p, bench.exec);
@@ -295,7 +329,8 @@ void expect_error(const std::string& what, const std::function<void()>& call, co
   } catch (const Error& error) {
     message = error.what();
   }
-  check::expect(message.find(part) != std::string::npos, what + ": expected an error that says \"" + part + "\", found: " + message);
+  check::expect(message.find(part) != std::string::npos,
+                what + ": expected an error that says \"" + part + "\", found: " + message);
 }
 
 void refusals() {

@@ -11,12 +11,13 @@ using check::StoredWeight;
 namespace {
 
 std::string title(const std::string& isa, WeightFormat format, int64_t rows, int64_t out, int64_t in) {
-  return isa + " " + check::format_name(format) + " " + std::to_string(rows) + " x " + std::to_string(out) + " x " +
-         std::to_string(in);
+  return isa + " " + check::format_name(format) + " " + std::to_string(rows) + " x " + std::to_string(out) +
+         " x " + std::to_string(in);
 }
 
 // Every row alone, in its own call.
-std::vector<float> row_by_row(const OpTable& ops, Exec& exec, const Weight& w, const std::vector<float>& x, int64_t rows) {
+std::vector<float> row_by_row(const OpTable& ops, Exec& exec, const Weight& w, const std::vector<float>& x,
+                              int64_t rows) {
   std::vector<float> y(rows * w.out);
   for (int64_t r = 0; r < rows; ++r) {
     LinearParams p;
@@ -30,7 +31,8 @@ std::vector<float> row_by_row(const OpTable& ops, Exec& exec, const Weight& w, c
   return y;
 }
 
-std::vector<float> all_rows(const OpTable& ops, Exec& exec, const Weight& w, const std::vector<float>& x, int64_t rows) {
+std::vector<float> all_rows(const OpTable& ops, Exec& exec, const Weight& w, const std::vector<float>& x,
+                            int64_t rows) {
   check::Guarded<float> y(rows * w.out);
   LinearParams p;
   p.x = x.data();
@@ -54,7 +56,8 @@ void values_and_bits() {
     int64_t out, in;
   };
   // Inner sizes below, at and past 16, 128, 256 and the chunks that kernels work in; odd numbers of outputs.
-  const Shape shapes[] = {{1, 1}, {3, 15}, {17, 16}, {5, 48}, {37, 100}, {9, 128}, {130, 272}, {61, 512}, {7, 1033}, {33, 1056}, {10, 2592}};
+  const Shape shapes[] = {{1, 1},     {3, 15},   {17, 16},  {5, 48},    {37, 100}, {9, 128},
+                          {130, 272}, {61, 512}, {7, 1033}, {33, 1056}, {10, 2592}};
   const int64_t row_counts[] = {2, 3, 4, 5, 7, 8, 9, 13, 16, 31, 64, 150};
   for (const Shape& shape : shapes) {
     for (WeightFormat format : check::kFormats) {
@@ -72,15 +75,15 @@ void values_and_bits() {
                      check::sum_limit(in), published(format));
         for (int64_t rows : row_counts) {
           const std::vector<float> many = all_rows(ops, bench.exec, s.w, x, rows);
-          check::same_bits("rows alone or together: " + title(isa, format, rows, shape.out, in), many.data(), single.data(),
-                           rows * shape.out);
+          check::same_bits("rows alone or together: " + title(isa, format, rows, shape.out, in), many.data(),
+                           single.data(), rows * shape.out);
         }
         if (isa == "avx2") fused[0] = single;
         if (isa == "avx512") fused[1] = single;
       }
       if (!fused[0].empty() && !fused[1].empty())
-        check::same_bits("avx2 and avx512: " + title("", format, 1, shape.out, in), fused[0].data(), fused[1].data(),
-                         150 * shape.out);
+        check::same_bits("avx2 and avx512: " + title("", format, 1, shape.out, in), fused[0].data(),
+                         fused[1].data(), 150 * shape.out);
     }
   }
 }
@@ -89,7 +92,7 @@ void values_and_bits() {
 void parts_strides_threads() {
   const int64_t in = 544, ldx = in + 3, max_rows = 70;
   const int64_t outs[] = {48, 1, 129, 33, 65, 7};
-  const WeightFormat formats[] = {WeightFormat::kBF16, WeightFormat::kF32, WeightFormat::kNVFP4,
+  const WeightFormat formats[] = {WeightFormat::kBF16,     WeightFormat::kF32,   WeightFormat::kNVFP4,
                                   WeightFormat::kFP8Block, WeightFormat::kMXFP8, WeightFormat::kNVFP4};
   constexpr int kParts = 6;
   std::vector<StoredWeight> weights;
@@ -115,8 +118,8 @@ void parts_strides_threads() {
           p.part[i] = {weights[i].w, y[i].data(), outs[i] + i, i % 2 ? bias[i].data() : nullptr};
         cpu_ops(isa.c_str()).linear(p, bench.exec);
         for (int i = 0; i < kParts; ++i) {
-          const std::string what = isa + " part " + std::to_string(i) + ", " + std::to_string(rows) + " rows, " +
-                                   std::to_string(threads) + " threads";
+          const std::string what = isa + " part " + std::to_string(i) + ", " + std::to_string(rows) +
+                                   " rows, " + std::to_string(threads) + " threads";
           y[i].check(what);
           std::vector<double> expected = check::product(weights[i], x.data(), ldx, rows);
           std::vector<float> dense(rows * outs[i]);
@@ -126,7 +129,8 @@ void parts_strides_threads() {
               dense[r * outs[i] + o] = y[i][r * (outs[i] + i) + o];
               if (i % 2) expected[r * outs[i] + o] += static_cast<double>(bias[i][o]);
             }
-            for (int64_t o = outs[i]; o < outs[i] + i; ++o) gap_untouched = gap_untouched && std::isnan(y[i][r * (outs[i] + i) + o]);
+            for (int64_t o = outs[i]; o < outs[i] + i; ++o)
+              gap_untouched = gap_untouched && std::isnan(y[i][r * (outs[i] + i) + o]);
           }
           check::expect(gap_untouched, what + ": wrote between rows");
           if (threads == 1 && rows == max_rows) {
@@ -153,19 +157,24 @@ void nvfp4_codes() {
   for (int i = 0; i < 16; ++i) x[i * 16 + i] = 1.0f;
   std::vector<double> expected(16 * 256);
   for (int i = 0; i < 16; ++i) {
-    for (int scale = 0; scale < 256; ++scale) expected[i * 256 + scale] = check::e2m1_value(i) * check::e4m3_value(scale) * 0.25;
+    for (int scale = 0; scale < 256; ++scale)
+      expected[i * 256 + scale] = check::e2m1_value(i) * check::e4m3_value(scale) * 0.25;
   }
   for (const std::string& isa : check::isas()) {
     check::Bench bench(1);
     const OpTable& ops = cpu_ops(isa.c_str());
-    const std::vector<float> alone = row_by_row(ops, bench.exec, s.w, x, 16), together = all_rows(ops, bench.exec, s.w, x, 16);
-    check::close(isa + " NVFP4: 16 codes x 256 scales, a row alone", alone.data(), expected.data(), 16 * 256, 0);
-    check::close(isa + " NVFP4: 16 codes x 256 scales, 16 rows", together.data(), expected.data(), 16 * 256, 0);
+    const std::vector<float> alone = row_by_row(ops, bench.exec, s.w, x, 16),
+                             together = all_rows(ops, bench.exec, s.w, x, 16);
+    check::close(isa + " NVFP4: 16 codes x 256 scales, a row alone", alone.data(), expected.data(), 16 * 256,
+                 0);
+    check::close(isa + " NVFP4: 16 codes x 256 scales, 16 rows", together.data(), expected.data(), 16 * 256,
+                 0);
   }
 }
 
-// Row s holds all 256 E4M3 codes under E8M0 scale s, up to the last scale with which every value fits a float32; a unit
-// vector picks the code. 0 * NaN is NaN, so NaN codes and the NaN scale get a weight of their own.
+// Row s holds all 256 E4M3 codes under E8M0 scale s, up to the last scale with which every value fits a
+// float32; a unit vector picks the code. 0 * NaN is NaN, so NaN codes and the NaN scale get a weight of their
+// own.
 void fp8_codes() {
   const int64_t scales = 247;
   StoredWeight mx(WeightFormat::kMXFP8, scales, 256), block(WeightFormat::kFP8Block, 5, 256);
@@ -175,7 +184,8 @@ void fp8_codes() {
     for (int b = 0; b < 8; ++b) mx.scales()[s * 8 + b] = static_cast<uint8_t>(s);
   }
   for (int64_t o = 0; o < 5; ++o) {
-    for (int c = 0; c < 256; ++c) block.bytes()[o * 256 + c] = static_cast<uint8_t>((c & 0x7f) == 0x7f ? 0 : c);
+    for (int c = 0; c < 256; ++c)
+      block.bytes()[o * 256 + c] = static_cast<uint8_t>((c & 0x7f) == 0x7f ? 0 : c);
   }
   const float multiplier[2] = {0.5f, -3.0f};
   std::memcpy(block.scales(), multiplier, sizeof multiplier);
@@ -198,10 +208,13 @@ void fp8_codes() {
           expected[i * s->w.out + o] = static_cast<float>(sum);
         }
       }
-      const std::string what = isa + " " + check::format_name(s->w.format) + ": all codes, " + std::to_string(s->w.out) + " scales";
+      const std::string what = isa + " " + check::format_name(s->w.format) + ": all codes, " +
+                               std::to_string(s->w.out) + " scales";
       const OpTable& ops = cpu_ops(isa.c_str());
-      check::close(what + ", a row alone", row_by_row(ops, bench.exec, s->w, x, in).data(), expected.data(), in * s->w.out, 0);
-      check::close(what + ", all rows", all_rows(ops, bench.exec, s->w, x, in).data(), expected.data(), in * s->w.out, 0);
+      check::close(what + ", a row alone", row_by_row(ops, bench.exec, s->w, x, in).data(), expected.data(),
+                   in * s->w.out, 0);
+      check::close(what + ", all rows", all_rows(ops, bench.exec, s->w, x, in).data(), expected.data(),
+                   in * s->w.out, 0);
     }
   }
 }
@@ -211,13 +224,15 @@ void head_products() {
     int32_t heads, stride, offset, per_head;
     int64_t in;
   };
-  const Case cases[] = {{4, 80, 0, 48, 64}, {4, 80, 48, 32, 64}, {3, 21, 4, 17, 77}, {1, 1, 0, 1, 1}, {2, 300, 40, 260, 530}};
+  const Case cases[] = {
+      {4, 80, 0, 48, 64}, {4, 80, 48, 32, 64}, {3, 21, 4, 17, 77}, {1, 1, 0, 1, 1}, {2, 300, 40, 260, 530}};
   for (const Case& c : cases) {
     for (WeightFormat format : {WeightFormat::kF32, WeightFormat::kBF16}) {
       const StoredWeight s = check::random_weight(format, static_cast<int64_t>(c.heads) * c.stride, c.in);
       for (bool transposed : {false, true}) {
         const int64_t from = transposed ? c.per_head : c.in, to = transposed ? c.in : c.per_head;
-        const int64_t hx = from + 1, ldx = c.heads * hx + 2, hy = to + 3, ldy = c.heads * hy + 5, max_rows = 37;
+        const int64_t hx = from + 1, ldx = c.heads * hx + 2, hy = to + 3, ldy = c.heads * hy + 5,
+                      max_rows = 37;
         const std::vector<float> x = check::normal(max_rows * ldx);
         std::vector<double> expected(max_rows * c.heads * to, 0.0);
         for (int64_t r = 0; r < max_rows; ++r) {
@@ -227,8 +242,10 @@ void head_products() {
               const float* xr = x.data() + r * ldx + h * hx;
               double* yr = expected.data() + (r * c.heads + h) * to;
               for (int64_t j = 0; j < c.in; ++j) {
-                if (transposed) yr[j] += static_cast<double>(xr[i]) * row[j];
-                else yr[i] += static_cast<double>(xr[j]) * row[j];
+                if (transposed)
+                  yr[j] += static_cast<double>(xr[i]) * row[j];
+                else
+                  yr[i] += static_cast<double>(xr[j]) * row[j];
               }
             }
           }
@@ -238,36 +255,53 @@ void head_products() {
           std::vector<float> first;
           for (int threads : {2, 1, 3}) {
             check::Bench bench(threads);
-            for (int64_t rows : {max_rows, int64_t{1}, int64_t{2}, int64_t{3}, int64_t{5}, int64_t{8}, int64_t{17}}) {
+            for (int64_t rows :
+                 {max_rows, int64_t{1}, int64_t{2}, int64_t{3}, int64_t{5}, int64_t{8}, int64_t{17}}) {
               check::Guarded<float> y((rows - 1) * ldy + c.heads * hy);
-              HeadLinearParams p{s.w, c.heads, c.stride, c.offset, c.per_head, transposed, x.data(), ldx, hx, y.data(), ldy, hy,
+              HeadLinearParams p{s.w,
+                                 c.heads,
+                                 c.stride,
+                                 c.offset,
+                                 c.per_head,
+                                 transposed,
+                                 x.data(),
+                                 ldx,
+                                 hx,
+                                 y.data(),
+                                 ldy,
+                                 hy,
                                  static_cast<int32_t>(rows)};
               cpu_ops(isa.c_str()).head_linear(p, bench.exec);
-              const std::string what = isa + " head_linear" + (transposed ? " transposed " : " ") + check::format_name(format) + " " +
-                                       std::to_string(rows) + " rows, " + std::to_string(c.heads) + " heads, " +
-                                       std::to_string(c.per_head) + " of " + std::to_string(c.stride) + " x " + std::to_string(c.in);
+              const std::string what = isa + " head_linear" + (transposed ? " transposed " : " ") +
+                                       check::format_name(format) + " " + std::to_string(rows) + " rows, " +
+                                       std::to_string(c.heads) + " heads, " + std::to_string(c.per_head) +
+                                       " of " + std::to_string(c.stride) + " x " + std::to_string(c.in);
               y.check(what);
               std::vector<float> dense;
               bool gap_untouched = true;
               for (int64_t r = 0; r < rows; ++r) {
                 for (int64_t h = 0; h < c.heads; ++h) {
                   for (int64_t k = 0; k < to; ++k) dense.push_back(y[r * ldy + h * hy + k]);
-                  for (int64_t k = to; k < hy; ++k) gap_untouched = gap_untouched && std::isnan(y[r * ldy + h * hy + k]);
+                  for (int64_t k = to; k < hy; ++k)
+                    gap_untouched = gap_untouched && std::isnan(y[r * ldy + h * hy + k]);
                 }
               }
               check::expect(gap_untouched, what + ": wrote between heads");
               if (first.empty()) {
                 first = dense;
-                check::close(what, dense.data(), expected.data(), rows * c.heads * to, check::sum_limit(from));
+                check::close(what, dense.data(), expected.data(), rows * c.heads * to,
+                             check::sum_limit(from));
               }
-              check::same_bits(what + ", " + std::to_string(threads) + " threads", dense.data(), first.data(), rows * c.heads * to);
+              check::same_bits(what + ", " + std::to_string(threads) + " threads", dense.data(), first.data(),
+                               rows * c.heads * to);
             }
           }
           if (isa == "avx2") fused[0] = first;
           if (isa == "avx512") fused[1] = first;
         }
         if (!fused[0].empty() && !fused[1].empty())
-          check::same_bits("head_linear: avx2 and avx512", fused[0].data(), fused[1].data(), static_cast<int64_t>(fused[0].size()));
+          check::same_bits("head_linear: avx2 and avx512", fused[0].data(), fused[1].data(),
+                           static_cast<int64_t>(fused[0].size()));
       }
     }
   }
@@ -280,14 +314,16 @@ void expect_error(const std::string& what, const std::function<void()>& call, co
   } catch (const Error& error) {
     message = error.what();
   }
-  check::expect(message.find(part) != std::string::npos, what + ": expected an error that says \"" + part + "\", found: " + message);
+  check::expect(message.find(part) != std::string::npos,
+                what + ": expected an error that says \"" + part + "\", found: " + message);
 }
 
 void refusals() {
   const OpTable& ops = cpu_ops();
   check::Bench bench(1);
   std::vector<float> x(64, 1.0f), y(64);
-  const StoredWeight a = check::random_weight(WeightFormat::kBF16, 4, 16), b = check::random_weight(WeightFormat::kBF16, 4, 8);
+  const StoredWeight a = check::random_weight(WeightFormat::kBF16, 4, 16),
+                     b = check::random_weight(WeightFormat::kBF16, 4, 8);
   StoredWeight odd = check::random_weight(WeightFormat::kNVFP4, 4, 16);
   LinearParams p;
   p.x = x.data();

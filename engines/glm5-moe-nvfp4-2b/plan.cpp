@@ -81,6 +81,10 @@ int64_t Glm5::op_scratch_bytes() const {
   int64_t bytes = kda_recurrence_scratch_floats(R, c.linear_num_heads, c.linear_head_dim) * 4;
   bytes = std::max(bytes, index_select_scratch_bytes(R, pools));
   bytes = std::max(bytes, sparse_mla_scratch_floats(c.num_attention_heads, select_width(), threads) * 4);
+  const int64_t widest =
+      std::max({c.hidden_size, c.intermediate_size, c.moe_intermediate_size * c.n_shared_experts,
+                c.q_lora_rank, c.kda_channels(), c.num_attention_heads * c.v_head_dim});
+  bytes = std::max(bytes, linear_scratch_bytes(R, widest));
   bytes = std::max(bytes, expert_ffn_scratch_bytes(R, c.num_experts_per_tok, c.n_routed_experts,
                                                    c.hidden_size, c.moe_intermediate_size));
   return bytes + (1 << 20);  // ops round their pieces up

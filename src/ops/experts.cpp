@@ -15,16 +15,16 @@ struct Group {
   int32_t rows;
   const int32_t* row;   // [rows]
   const int32_t* pair;  // [rows], row * topk + place
-  int64_t cost;        // of a block of sixteen outputs, in rows
+  int64_t cost;         // of a block of sixteen outputs, in rows
   int64_t cost_before;  // of the groups before, a block each
 };
 
 struct Plan {
-  Group* group = nullptr;     // experts that have rows, ascending
+  Group* group = nullptr;  // experts that have rows, ascending
   int64_t active = 0;
-  int64_t cost = 0;           // of one block of each group
-  float* fixed = nullptr;     // [rows, ld_fixed], x for NVFP4, where some gate or up is
-  float* act = nullptr;       // [pairs, ld_act], as the expert's down wants it
+  int64_t cost = 0;        // of one block of each group
+  float* fixed = nullptr;  // [rows, ld_fixed], x for NVFP4, where some gate or up is
+  float* act = nullptr;    // [pairs, ld_act], as the expert's down wants it
   int64_t ld_fixed = 0, ld_act = 0;
 };
 
@@ -50,7 +50,8 @@ constexpr int64_t kDecodeCost = 4;
 // Sorts the pairs by expert and checks what they need.
 Plan make_plan(const ExpertFfnParams& p, Arena& scratch) {
   const int64_t pairs = static_cast<int64_t>(p.rows) * p.topk;
-  int32_t* at = scratch.take<int32_t>(p.experts + 1);  // first the number of pairs of each expert, then where its next goes
+  int32_t* at = scratch.take<int32_t>(
+      p.experts + 1);  // first the number of pairs of each expert, then where its next goes
   int32_t* row = scratch.take<int32_t>(pairs);
   int32_t* pair = scratch.take<int32_t>(pairs);
   Plan plan;
@@ -68,7 +69,8 @@ Plan make_plan(const ExpertFfnParams& p, Arena& scratch) {
     if (rows == 0) continue;
     const ExpertWeights& weights = p.expert[e];
     check_expert(p, weights);
-    any_four = any_four || weights.gate.format == WeightFormat::kNVFP4 || weights.up.format == WeightFormat::kNVFP4;
+    any_four =
+        any_four || weights.gate.format == WeightFormat::kNVFP4 || weights.up.format == WeightFormat::kNVFP4;
     const int64_t cost = rows + kDecodeCost;
     plan.group[plan.active++] = {e, rows, row + first, pair + first, cost, plan.cost};
     plan.cost += cost;
@@ -142,12 +144,14 @@ constexpr int64_t kRowBlock = 128;  // rows whose gate and up wait for each othe
 
 // Blocks of sixteen outputs of one expert, times the pair's weight.
 [[gnu::noinline]] void down(const ExpertFfnParams& p, const Plan& plan, const Group& g, Span blocks) {
-  matmul(p.expert[g.expert].down, blocks.begin * kLanes, min_i64(blocks.end * kLanes, p.hidden), g.rows, {plan.act, plan.ld_act, g.pair},
-         {p.out + blocks.begin * kLanes, p.hidden, g.pair, p.weight});
+  matmul(p.expert[g.expert].down, blocks.begin * kLanes, min_i64(blocks.end * kLanes, p.hidden), g.rows,
+         {plan.act, plan.ld_act, g.pair}, {p.out + blocks.begin * kLanes, p.hidden, g.pair, p.weight});
 }
 
 // Blocks too small to be worth a thread of their own stay together.
-ROCKET_INLINE int64_t grain(const ExpertFfnParams&, const Plan&) { return 1; }
+ROCKET_INLINE int64_t grain(const ExpertFfnParams&, const Plan&) {
+  return 1;
+}
 
 }  // namespace
 
@@ -159,9 +163,11 @@ void swiglu(const SwigluParams& p, Exec& exec) {
       const float* up = p.up + r * p.ld;
       float* y = p.y + r * p.ldy;
       int i = 0;
-      for (; i + kLanes <= p.dim; i += kLanes) store(y + i, clamped_swiglu(load(gate + i), load(up + i), p.limit));
+      for (; i + kLanes <= p.dim; i += kLanes)
+        store(y + i, clamped_swiglu(load(gate + i), load(up + i), p.limit));
       const int rest = p.dim - i;
-      if (rest) store_part(y + i, clamped_swiglu(load_part(gate + i, rest), load_part(up + i, rest), p.limit), rest);
+      if (rest)
+        store_part(y + i, clamped_swiglu(load_part(gate + i, rest), load_part(up + i, rest), p.limit), rest);
     }
   });
 }
@@ -171,7 +177,8 @@ void expert_ffn(const ExpertFfnParams& p, Exec& exec) {
   ArenaScope scope(*exec.scratch);
   const Plan plan = make_plan(p, *exec.scratch);
   exec.pool->loop(p.rows, 8, [&](int64_t begin, int64_t end, int) { prepare_rows(p, plan, begin, end); });
-  const int64_t inner_blocks = (p.inner + kLanes - 1) / kLanes, hidden_blocks = (p.hidden + kLanes - 1) / kLanes;
+  const int64_t inner_blocks = (p.inner + kLanes - 1) / kLanes,
+                hidden_blocks = (p.hidden + kLanes - 1) / kLanes;
   exec.pool->loop(plan.cost * inner_blocks, grain(p, plan), [&](int64_t begin, int64_t end, int) {
     for (int64_t i = 0; i < plan.active; ++i) {
       const Span blocks = blocks_of(plan.group[i], inner_blocks, begin, end);
@@ -203,8 +210,10 @@ void expert_sum(const ExpertSumParams& p, Exec& exec) {
           s += full ? load(next) : load_part(next, n);
         }
         if (shared) s += full ? load(shared + i) : load_part(shared + i, n);
-        if (full) store(y + i, s);
-        else store_part(y + i, s, n);
+        if (full)
+          store(y + i, s);
+        else
+          store_part(y + i, s, n);
       }
     }
   });

@@ -38,7 +38,8 @@ ROCKET_INLINE void decode_columns(const Weight& w, int64_t o, int64_t begin, int
   if (full < end) decode_tail<F>(w, o, full, static_cast<int>(end - full), to + (full - begin) * kTile);
 }
 
-ROCKET_INLINE void decode_nvfp4(const Weight& w, int64_t o, int64_t begin, int64_t end, uint8_t* to, float* to_scale) {
+ROCKET_INLINE void decode_nvfp4(const Weight& w, int64_t o, int64_t begin, int64_t end, uint8_t* to,
+                                float* to_scale) {
   alignas(64) uint8_t spare[kSpareBytes];
   for (int64_t column = begin; column < end; column += kGroup) {
     const GroupBytes bytes = group_bytes(w, o, column, spare);
@@ -58,11 +59,13 @@ ROCKET_INLINE void decode_nvfp4(const Weight& w, int64_t o, int64_t begin, int64
 
 // Columns [begin, end) of outputs o … o + 3; those from `last` on are zero.
 template <WeightFormat F>
-[[gnu::noinline]] void decode_panel(const Weight& w, int64_t o, int64_t last, int64_t begin, int64_t end, Panel& panel) {
+[[gnu::noinline]] void decode_panel(const Weight& w, int64_t o, int64_t last, int64_t begin, int64_t end,
+                                    Panel& panel) {
   if (o + kTile > last) std::memset(&panel, 0, sizeof panel);
   for (int k = 0; k < kTile && o + k < last; ++k) {
     if constexpr (F == WeightFormat::kNVFP4) {
-      decode_nvfp4(w, o + k, begin, end, reinterpret_cast<uint8_t*>(panel.value) + k * 64, panel.scale + k * kLanes);
+      decode_nvfp4(w, o + k, begin, end, reinterpret_cast<uint8_t*>(panel.value) + k * 64,
+                   panel.scale + k * kLanes);
     } else {
       decode_columns<F>(w, o + k, begin, end, panel.value + k * kLanes);
     }
@@ -107,7 +110,8 @@ ROCKET_INLINE void tile_columns(const float* const* x, const Panel& panel, int64
   for (int p = 0; p < kParts; ++p) {
     if constexpr (R > kRegisterRows) {
       tile_part<kRegisterRows>(x, panel.value, steps, acc, p);
-      tile_part<R - kRegisterRows>(x + kRegisterRows, panel.value, steps, acc + kRegisterRows * kTile * kLanes, p);
+      tile_part<R - kRegisterRows>(x + kRegisterRows, panel.value, steps,
+                                   acc + kRegisterRows * kTile * kLanes, p);
     } else {
       tile_part<R>(x, panel.value, steps, acc, p);
     }
@@ -186,17 +190,23 @@ ROCKET_INLINE void tile(const float* const* x, const Panel& panel, int64_t count
 
 // `rows` rows (at most four) and the panel: acc [4][4][16]. count: groups of NVFP4, steps otherwise.
 template <bool kFour>
-[[gnu::noinline]] void tile_rows(int rows, const float* const* x, const Panel& panel, int64_t count, float* acc) {
+[[gnu::noinline]] void tile_rows(int rows, const float* const* x, const Panel& panel, int64_t count,
+                                 float* acc) {
   switch (rows) {
-    case 1: return tile<kFour, 1>(x, panel, count, acc);
-    case 2: return tile<kFour, 2>(x, panel, count, acc);
-    case 3: return tile<kFour, 3>(x, panel, count, acc);
-    default: return tile<kFour, 4>(x, panel, count, acc);
+    case 1:
+      return tile<kFour, 1>(x, panel, count, acc);
+    case 2:
+      return tile<kFour, 2>(x, panel, count, acc);
+    case 3:
+      return tile<kFour, 3>(x, panel, count, acc);
+    default:
+      return tile<kFour, 4>(x, panel, count, acc);
   }
 }
 
 // A segment whose last step has columns past the row's end: these rows are copied and padded with zeros.
-[[gnu::noinline]] void tile_padded(int rows, const float* const* x, const Panel& panel, int64_t columns, float* acc) {
+[[gnu::noinline]] void tile_padded(int rows, const float* const* x, const Panel& panel, int64_t columns,
+                                   float* acc) {
   alignas(64) float padded[kTile][kSegment];
   const float* xp[kTile];
   const int64_t steps = (columns + kLanes - 1) / kLanes;
@@ -233,7 +243,8 @@ void gemm(const Weight& w, int64_t begin, int64_t end, int64_t rows, const RowsI
           const int n = static_cast<int>(min_i64(kTile, row1 - r));
           float* a = acc[carry ? (r - row0) / kTile : 0];
           const float* x[kTile];
-          for (int k = 0; k < n; ++k) x[k] = row_of(xs, r + k) + (kFour ? from / kGroup * kGroupFloats : from);
+          for (int k = 0; k < n; ++k)
+            x[k] = row_of(xs, r + k) + (kFour ? from / kGroup * kGroupFloats : from);
           if (from == 0) std::memset(a, 0, sizeof acc[0]);
           if (kFour || columns % kLanes == 0) {
             tile_rows<kFour>(n, x, panel, kFour ? (columns + kGroup - 1) / kGroup : columns / kLanes, a);
@@ -242,8 +253,8 @@ void gemm(const Weight& w, int64_t begin, int64_t end, int64_t rows, const RowsI
           }
           if (to < w.in) continue;
           for (int k = 0; k < n; ++k, a += kTile * kLanes) {
-            put_sums(y, r + k, o - begin, end - begin, kFour ? w.global_scale : 1.0f, fold_lanes(a), fold_lanes(a + kLanes),
-                     fold_lanes(a + 2 * kLanes), fold_lanes(a + 3 * kLanes));
+            put_sums(y, r + k, o - begin, end - begin, kFour ? w.global_scale : 1.0f, fold_lanes(a),
+                     fold_lanes(a + kLanes), fold_lanes(a + 2 * kLanes), fold_lanes(a + 3 * kLanes));
           }
         }
       }
@@ -254,11 +265,16 @@ void gemm(const Weight& w, int64_t begin, int64_t end, int64_t rows, const RowsI
 template <WeightFormat F>
 void product(const Weight& w, int64_t begin, int64_t end, int64_t rows, const RowsIn& x, const RowsOut& y) {
   switch (rows) {
-    case 1: return gemv<F, 1>(w, begin, end, x, y);
-    case 2: return gemv<F, 2>(w, begin, end, x, y);
-    case 3: return gemv<F, 3>(w, begin, end, x, y);
-    case 4: return gemv<F, 4>(w, begin, end, x, y);
-    default: return gemm<F>(w, begin, end, rows, x, y);
+    case 1:
+      return gemv<F, 1>(w, begin, end, x, y);
+    case 2:
+      return gemv<F, 2>(w, begin, end, x, y);
+    case 3:
+      return gemv<F, 3>(w, begin, end, x, y);
+    case 4:
+      return gemv<F, 4>(w, begin, end, x, y);
+    default:
+      return gemm<F>(w, begin, end, rows, x, y);
   }
 }
 
@@ -267,11 +283,16 @@ void product(const Weight& w, int64_t begin, int64_t end, int64_t rows, const Ro
 void matmul(const Weight& w, int64_t begin, int64_t end, int64_t rows, const RowsIn& x, const RowsOut& y) {
   if (rows <= 0 || begin >= end) return;
   switch (w.format) {
-    case WeightFormat::kF32: return product<WeightFormat::kF32>(w, begin, end, rows, x, y);
-    case WeightFormat::kBF16: return product<WeightFormat::kBF16>(w, begin, end, rows, x, y);
-    case WeightFormat::kNVFP4: return product<WeightFormat::kNVFP4>(w, begin, end, rows, x, y);
-    case WeightFormat::kFP8Block: return product<WeightFormat::kFP8Block>(w, begin, end, rows, x, y);
-    case WeightFormat::kMXFP8: return product<WeightFormat::kMXFP8>(w, begin, end, rows, x, y);
+    case WeightFormat::kF32:
+      return product<WeightFormat::kF32>(w, begin, end, rows, x, y);
+    case WeightFormat::kBF16:
+      return product<WeightFormat::kBF16>(w, begin, end, rows, x, y);
+    case WeightFormat::kNVFP4:
+      return product<WeightFormat::kNVFP4>(w, begin, end, rows, x, y);
+    case WeightFormat::kFP8Block:
+      return product<WeightFormat::kFP8Block>(w, begin, end, rows, x, y);
+    case WeightFormat::kMXFP8:
+      return product<WeightFormat::kMXFP8>(w, begin, end, rows, x, y);
   }
 }
 
@@ -285,8 +306,8 @@ void fixed_block(const float* x, int64_t block, float* to) {
   }
   int32_t top = 0;
   for (int i = 0; i < 4; ++i) top = largest[i] > top ? largest[i] : top;
-  // Digits reach 127 * (1 + 256 + 65536): a mantissa above that counts as the next exponent. Far down, the exponent stays
-  // where its powers of two are still floats.
+  // Digits reach 127 * (1 + 256 + 65536): a mantissa above that counts as the next exponent. Far down, the
+  // exponent stays where its powers of two are still floats.
   const bool finite = top < 0x7f800000;
   int32_t exponent = (top + 0x10200) >> 23;
   exponent = exponent < 24 ? 24 : exponent;
@@ -301,8 +322,10 @@ void fixed_block(const float* x, int64_t block, float* to) {
   char* lane = reinterpret_cast<char*>(to + block / 16 * kGroupFloats) + block % 16 * 4;
   for (int half = 0; half < 2; ++half) {
     const B16v a = bytes[2 * half], b = bytes[2 * half + 1];
-    const I4v low = reinterpret_cast<I4v>(__builtin_shufflevector(a, b, 0, 8, 16, 24, 4, 12, 20, 28, 1, 9, 17, 25, 5, 13, 21, 29));
-    const I4v high = reinterpret_cast<I4v>(__builtin_shufflevector(a, b, 2, 10, 18, 26, 6, 14, 22, 30, 2, 10, 18, 26, 6, 14, 22, 30));
+    const I4v low = reinterpret_cast<I4v>(
+        __builtin_shufflevector(a, b, 0, 8, 16, 24, 4, 12, 20, 28, 1, 9, 17, 25, 5, 13, 21, 29));
+    const I4v high = reinterpret_cast<I4v>(
+        __builtin_shufflevector(a, b, 2, 10, 18, 26, 6, 14, 22, 30, 2, 10, 18, 26, 6, 14, 22, 30));
     for (int odd = 0; odd < 2; ++odd) {
       const int32_t digit[3] = {high[odd], low[2 + odd], low[odd]};
       for (int d = 0; d < 3; ++d) std::memcpy(lane + (d * 4 + 2 * half + odd) * 64, &digit[d], 4);

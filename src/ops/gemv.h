@@ -1,5 +1,6 @@
-// Products of one to four rows: weights are decoded in registers and used at once. Memory is read in the order of its
-// addresses, which is what hardware prefetches at full rate; several rows of weights side by side reach a third of it.
+// Products of one to four rows: weights are decoded in registers and used at once. Memory is read in the
+// order of its addresses, which is what hardware prefetches at full rate; several rows of weights side by
+// side reach a third of it.
 #pragma once
 
 #include "ops/gemm.h"
@@ -38,7 +39,8 @@ ROCKET_INLINE void dot_columns(const Weight& w, int64_t o, const float* const* x
     for (int p = 0; p < kParts; ++p) total[r][p] = Fn{};
   }
   for (int64_t begin = 0; begin < w.in; begin += kSegment) {
-    const int64_t end = min_i64(w.in, begin + kSegment), full = end / kLanes * kLanes, block = C::kBlock > 0 ? C::kBlock : kSegment;
+    const int64_t end = min_i64(w.in, begin + kSegment), full = end / kLanes * kLanes,
+                  block = C::kBlock > 0 ? C::kBlock : kSegment;
     Fn acc[R][kParts];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -64,7 +66,8 @@ ROCKET_INLINE void dot_columns(const Weight& w, int64_t o, const float* const* x
       for (int r = 0; r < R; ++r) {
         std::memset(xt, 0, sizeof xt);
         std::memcpy(xt, x[r] + full, (end - full) * sizeof(float));
-        for (int p = 0; p < kParts; ++p) acc[r][p] = nfma(nload(tail + p * kNative), nload(xt + p * kNative), acc[r][p]);
+        for (int p = 0; p < kParts; ++p)
+          acc[r][p] = nfma(nload(tail + p * kNative), nload(xt + p * kNative), acc[r][p]);
       }
     }
 #pragma GCC unroll 4
@@ -77,14 +80,15 @@ ROCKET_INLINE void dot_columns(const Weight& w, int64_t o, const float* const* x
   for (int r = 0; r < R; ++r) folded[r] = fold(total[r]);
 }
 
-// Outputs of NVFP4 that share what they load of x. Two rows of weights are read side by side then, so the lines to come are
-// asked for in the order of their addresses.
+// Outputs of NVFP4 that share what they load of x. Two rows of weights are read side by side then, so the
+// lines to come are asked for in the order of their addresses.
 constexpr int kPair = kNative == 16 ? 2 : 1;
 constexpr int64_t kAhead = 4096;
 
 // Folded lanes of outputs o and, if kPair is 2, o + 1 (or o again from `end` on): folded[k][r].
 template <int R>
-ROCKET_INLINE void dot_nvfp4(const Weight& w, int64_t o, int64_t end, const float* const* x, F4v (*folded)[R]) {
+ROCKET_INLINE void dot_nvfp4(const Weight& w, int64_t o, int64_t end, const float* const* x,
+                             F4v (*folded)[R]) {
   alignas(64) uint8_t spare[kPair][kSpareBytes];
   int64_t output[kPair];
   const uint8_t *data[kPair], *scale[kPair];
@@ -125,21 +129,24 @@ ROCKET_INLINE void dot_nvfp4(const Weight& w, int64_t o, int64_t end, const floa
         for (int k = 0; k < kPair; ++k) sums[k] = block_sums(value[k], group, p);
 #pragma GCC unroll 2
         for (int k = 0; k < kPair; ++k) {
-          acc[k][r][p] = nfma(sums[k], block_scales(scale[k] + column / 16, p) * group_scales(group, p), acc[k][r][p]);
+          acc[k][r][p] =
+              nfma(sums[k], block_scales(scale[k] + column / 16, p) * group_scales(group, p), acc[k][r][p]);
         }
       }
     }
   }
 #pragma GCC unroll 2
   for (int k = 0; k < kPair; ++k) {
-    const bool nan = any_nan_scale(static_cast<const uint8_t*>(w.block_scale) + output[k] * w.in / 16, w.in / 16);
+    const bool nan =
+        any_nan_scale(static_cast<const uint8_t*>(w.block_scale) + output[k] * w.in / 16, w.in / 16);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) folded[k][r] = nan ? F4v{} + NAN : fold(acc[k][r]);
   }
 }
 
 template <WeightFormat F, int R>
-[[gnu::noinline]] static void gemv(const Weight& w, int64_t begin, int64_t end, const RowsIn& rows, const RowsOut& y) {
+[[gnu::noinline]] static void gemv(const Weight& w, int64_t begin, int64_t end, const RowsIn& rows,
+                                   const RowsOut& y) {
   const float* x[R];
   for (int r = 0; r < R; ++r) x[r] = row_of(rows, r);
   for (int64_t o = begin; o < end; o += kTile) {
@@ -150,7 +157,8 @@ template <WeightFormat F, int R>
       for (int k = 0; k < kTile && o + k < end; ++k) dot_columns<F, R>(w, o + k, x, folded[k]);
     }
     const float scale = F == WeightFormat::kNVFP4 ? w.global_scale : 1.0f;
-    for (int r = 0; r < R; ++r) put_sums(y, r, o - begin, end - begin, scale, folded[0][r], folded[1][r], folded[2][r], folded[3][r]);
+    for (int r = 0; r < R; ++r)
+      put_sums(y, r, o - begin, end - begin, scale, folded[0][r], folded[1][r], folded[2][r], folded[3][r]);
   }
 }
 

@@ -50,7 +50,8 @@ void head_linear(const HeadLinearParams& p, Exec& exec) {
   if (p.offset < 0 || p.offset + p.rows_per_head > p.stride_out)
     fail_op("head_linear", "offset + rows_per_head, at most", p.stride_out, p.offset + p.rows_per_head);
   if (static_cast<int64_t>(p.heads) * p.stride_out > p.w.out)
-    fail_op("head_linear", "heads * stride_out, at most", p.w.out, static_cast<int64_t>(p.heads) * p.stride_out);
+    fail_op("head_linear", "heads * stride_out, at most", p.w.out,
+            static_cast<int64_t>(p.heads) * p.stride_out);
   if (p.rows <= 0) return;
   const int64_t in = p.w.in;
   exec.pool->loop(p.heads, 1, [&](int64_t begin, int64_t end, int) {
@@ -66,8 +67,10 @@ void head_linear(const HeadLinearParams& p, Exec& exec) {
         for (int64_t j = 0; j < in; ++j) y[j] = 0;
         for (int32_t i = 0; i < p.rows_per_head; ++i) {
           for (int64_t j = 0; j < in; ++j) {
-            const char* at = static_cast<const char*>(p.w.data) + ((row0 + i) * in + j) * (p.w.format == WeightFormat::kF32 ? 4 : 2);
-            y[j] += x[i] * (p.w.format == WeightFormat::kF32 ? load_as<float>(at) : bf16_to_f32(load_as<uint16_t>(at)));
+            const char* at = static_cast<const char*>(p.w.data) +
+                             ((row0 + i) * in + j) * (p.w.format == WeightFormat::kF32 ? 4 : 2);
+            y[j] += x[i] * (p.w.format == WeightFormat::kF32 ? load_as<float>(at)
+                                                             : bf16_to_f32(load_as<uint16_t>(at)));
           }
         }
       }

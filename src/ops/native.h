@@ -1,5 +1,6 @@
-// The widest float vector of the instruction set, for the kernels whose speed depends on registers: the sixteen lanes of
-// vec.h are kParts of these. Also fused multiply-add that does not depend on what the compiler contracts.
+// The widest float vector of the instruction set, for the kernels whose speed depends on registers: the
+// sixteen lanes of vec.h are kParts of these. Also fused multiply-add that does not depend on what the
+// compiler contracts.
 #pragma once
 
 #include "ops/vec.h"
@@ -39,10 +40,18 @@ ROCKET_INLINE V load_as(const void* p) {
   return v;
 }
 
-ROCKET_INLINE Fn nload(const float* p) { return load_as<Fn>(p); }
-ROCKET_INLINE void nstore(float* p, Fn v) { std::memcpy(p, &v, sizeof v); }
-ROCKET_INLINE Fn nsplat(float value) { return Fn{} + value; }
-ROCKET_INLINE Fn nfloat(Un bits) { return reinterpret_cast<Fn>(bits); }
+ROCKET_INLINE Fn nload(const float* p) {
+  return load_as<Fn>(p);
+}
+ROCKET_INLINE void nstore(float* p, Fn v) {
+  std::memcpy(p, &v, sizeof v);
+}
+ROCKET_INLINE Fn nsplat(float value) {
+  return Fn{} + value;
+}
+ROCKET_INLINE Fn nfloat(Un bits) {
+  return reinterpret_cast<Fn>(bits);
+}
 
 typedef uint8_t Wn __attribute__((vector_size(kNative * 4)));
 typedef uint8_t B16v __attribute__((vector_size(16)));
@@ -51,17 +60,21 @@ typedef int32_t I4v __attribute__((vector_size(16)));
 // a * b + c, rounded once where the instruction set can.
 ROCKET_INLINE Fn nfma(Fn a, Fn b, Fn c) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<Fn>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+  return reinterpret_cast<Fn>(
+      _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
 #elif defined(__AVX2__)
-  return reinterpret_cast<Fn>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+  return reinterpret_cast<Fn>(
+      _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
 #elif defined(__ARM_NEON) && defined(__aarch64__)
-  return reinterpret_cast<Fn>(vfmaq_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(a), reinterpret_cast<float32x4_t>(b)));
+  return reinterpret_cast<Fn>(vfmaq_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(a),
+                                        reinterpret_cast<float32x4_t>(b)));
 #else
   return a * b + c;
 #endif
 }
 
-// Integers widened to 32 bits. GCC builds the widest conversion of vector extensions from halves, hence the instructions.
+// Integers widened to 32 bits. GCC builds the widest conversion of vector extensions from halves, hence the
+// instructions.
 ROCKET_INLINE Un widen(Hn v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Un>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(v)));
@@ -76,7 +89,8 @@ ROCKET_INLINE Un widen(Bn v) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Un>(_mm512_maskz_cvtepu8_epi32(0xffff, reinterpret_cast<__m128i>(v)));
 #elif defined(__AVX2__)
-  return reinterpret_cast<Un>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(load_as<uint64_t>(&v)))));
+  return reinterpret_cast<Un>(
+      _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(load_as<uint64_t>(&v)))));
 #else
   return __builtin_convertvector(v, Un);
 #endif
@@ -111,10 +125,14 @@ ROCKET_INLINE F4v fold(const Fn* part) {
 
 // The last two levels for four sums at once.
 ROCKET_INLINE F4v finish_sums(F4v a, F4v b, F4v c, F4v d) {
-  const F4v ab02 = __builtin_shufflevector(a, b, 0, 4, 2, 6), ab13 = __builtin_shufflevector(a, b, 1, 5, 3, 7);
-  const F4v cd02 = __builtin_shufflevector(c, d, 0, 4, 2, 6), cd13 = __builtin_shufflevector(c, d, 1, 5, 3, 7);
-  const F4v s0 = __builtin_shufflevector(ab02, cd02, 0, 1, 4, 5), s2 = __builtin_shufflevector(ab02, cd02, 2, 3, 6, 7);
-  const F4v s1 = __builtin_shufflevector(ab13, cd13, 0, 1, 4, 5), s3 = __builtin_shufflevector(ab13, cd13, 2, 3, 6, 7);
+  const F4v ab02 = __builtin_shufflevector(a, b, 0, 4, 2, 6),
+            ab13 = __builtin_shufflevector(a, b, 1, 5, 3, 7);
+  const F4v cd02 = __builtin_shufflevector(c, d, 0, 4, 2, 6),
+            cd13 = __builtin_shufflevector(c, d, 1, 5, 3, 7);
+  const F4v s0 = __builtin_shufflevector(ab02, cd02, 0, 1, 4, 5),
+            s2 = __builtin_shufflevector(ab02, cd02, 2, 3, 6, 7);
+  const F4v s1 = __builtin_shufflevector(ab13, cd13, 0, 1, 4, 5),
+            s3 = __builtin_shufflevector(ab13, cd13, 2, 3, 6, 7);
   return (s0 + s2) + (s1 + s3);
 }
 

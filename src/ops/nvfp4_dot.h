@@ -1,16 +1,18 @@
 // Dot products with NVFP4 weights in integers.
 //
-// A block is sixteen columns. Of x it is held as x = X * 2^(e - 22) with integers |X| < 2^23, e the exponent of the block's
-// largest magnitude: the error is half a unit of 2^-22 of that magnitude at most, what float32 products of such a block lose
-// when they are added. Twice a weight's E2M1 value is an integer v of -12 … 12, so the block's sum of v * X is exact in 32
-// bits. X is split into three signed digits of eight bits for byte dot products, and v + 12 stands for v because these want
-// one side unsigned; the surplus 12 * sum(X) is taken off with the block's `offset`.
+// A block is sixteen columns. Of x it is held as x = X * 2^(e - 22) with integers |X| < 2^23, e the exponent
+// of the block's largest magnitude: the error is half a unit of 2^-22 of that magnitude at most, what float32
+// products of such a block lose when they are added. Twice a weight's E2M1 value is an integer v of -12 … 12,
+// so the block's sum of v * X is exact in 32 bits. X is split into three signed digits of eight bits for byte
+// dot products, and v + 12 stands for v because these want one side unsigned; the surplus 12 * sum(X) is
+// taken off with the block's `offset`.
 //
 // Sixteen blocks make a group of 256 columns, a 32-bit lane each:
-//   digit   [3, highest first][4][lane] four bytes: columns 0,2,4,6 then 1,3,5,7 then 8,10,12,14 then 9,11,13,15
-//   offset  [lane] int32
-//   scale   [lane] float: 2^(e - 23), half because v is doubled; NaN if the block has a value that is not finite
-// Missing blocks of the last group are zero in all of these, so what their lanes find in the weight does not count.
+//   digit   [3, highest first][4][lane] four bytes: columns 0,2,4,6 then 1,3,5,7 then 8,10,12,14 then
+//   9,11,13,15 offset  [lane] int32 scale   [lane] float: 2^(e - 23), half because v is doubled; NaN if the
+//   block has a value that is not finite
+// Missing blocks of the last group are zero in all of these, so what their lanes find in the weight does not
+// count.
 #pragma once
 
 #include "ops/gemm.h"
@@ -29,16 +31,20 @@ constexpr int64_t kOffsetAt = 768, kScaleAt = 832;  // bytes into a group of x
 ROCKET_INLINE Wn shifted_values(Wn packed, int high) {
 #if defined(__AVX512F__)
   alignas(64) static constexpr uint8_t kTable[64] = {
-      12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
-      12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-  // The instruction looks at six bits of an index; the table repeats, so the two above the code do not matter.
+      12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9,  8,  6,  4,  0,  12, 13, 14, 15, 16, 18,
+      20, 24, 12, 11, 10, 9,  8,  6,  4,  0,  12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9,
+      8,  6,  4,  0,  12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9,  8,  6,  4,  0};
+  // The instruction looks at six bits of an index; the table repeats, so the two above the code do not
+  // matter.
   const __m512i index = reinterpret_cast<__m512i>(packed);
-  return reinterpret_cast<Wn>(_mm512_maskz_permutexvar_epi8(~0ull, high ? _mm512_srli_epi16(index, 4) : index, _mm512_load_si512(kTable)));
+  return reinterpret_cast<Wn>(_mm512_maskz_permutexvar_epi8(~0ull, high ? _mm512_srli_epi16(index, 4) : index,
+                                                            _mm512_load_si512(kTable)));
 #elif defined(__AVX2__)
-  const __m256i table = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
-                                         12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  const __m256i table = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, 12, 13,
+                                         14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   const __m256i index = reinterpret_cast<__m256i>(packed);
-  return reinterpret_cast<Wn>(_mm256_shuffle_epi8(table, _mm256_and_si256(high ? _mm256_srli_epi16(index, 4) : index, _mm256_set1_epi8(15))));
+  return reinterpret_cast<Wn>(_mm256_shuffle_epi8(
+      table, _mm256_and_si256(high ? _mm256_srli_epi16(index, 4) : index, _mm256_set1_epi8(15))));
 #else
   const Wn code = (high ? packed >> 4 : packed) & 15, m = code & 7;
   const Wn value = m + (m > 4 ? m - 4 : Wn{}) + (m > 6 ? Wn{} + 2 : Wn{});
@@ -53,9 +59,11 @@ ROCKET_INLINE void load_values(const uint8_t* data, int p, Wn* value) {
   const Un first = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const Un second = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #elif defined(__AVX2__)
-  const Un first = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14), second = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+  const Un first = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14),
+           second = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 #else
-  const Un first = __builtin_shufflevector(a, b, 0, 2, 4, 6), second = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  const Un first = __builtin_shufflevector(a, b, 0, 2, 4, 6),
+           second = __builtin_shufflevector(a, b, 1, 3, 5, 7);
 #endif
   value[0] = shifted_values(reinterpret_cast<Wn>(first), 0);
   value[1] = shifted_values(reinterpret_cast<Wn>(first), 1);
@@ -69,7 +77,8 @@ ROCKET_INLINE Wn digits(const uint8_t* group, int digit, int q, int p) {
 
 #if defined(__AVX512F__)
 ROCKET_INLINE In dot_bytes(In sum, Wn value, Wn digit) {
-  return reinterpret_cast<In>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(value), reinterpret_cast<__m512i>(digit)));
+  return reinterpret_cast<In>(_mm512_dpbusd_epi32(
+      reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(value), reinterpret_cast<__m512i>(digit)));
 }
 #endif
 
@@ -82,10 +91,12 @@ ROCKET_INLINE In digit_sum(const Wn* value, const uint8_t* group, int digit, int
   return sum;
 #elif defined(__AVX2__)
   // Sixteen-bit sums of pairs are at most 2 * 24 * 128, and four of them still fit.
-  __m256i sum = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(value[0]), reinterpret_cast<__m256i>(digits(group, digit, 0, p)));
+  __m256i sum = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(value[0]),
+                                     reinterpret_cast<__m256i>(digits(group, digit, 0, p)));
 #pragma GCC unroll 4
   for (int q = 1; q < 4; ++q) {
-    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(reinterpret_cast<__m256i>(value[q]), reinterpret_cast<__m256i>(digits(group, digit, q, p))));
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(reinterpret_cast<__m256i>(value[q]),
+                                                     reinterpret_cast<__m256i>(digits(group, digit, q, p))));
   }
   return reinterpret_cast<In>(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
 #else
@@ -94,7 +105,8 @@ ROCKET_INLINE In digit_sum(const Wn* value, const uint8_t* group, int digit, int
   S8v sum = {};
   for (int q = 0; q < 4; ++q) {
     const H8v v = reinterpret_cast<H8v>(value[q]), d = reinterpret_cast<H8v>(digits(group, digit, q, p));
-    sum += reinterpret_cast<S8v>(v & 255) * (reinterpret_cast<S8v>(d << 8) >> 8) + reinterpret_cast<S8v>(v >> 8) * (reinterpret_cast<S8v>(d) >> 8);
+    sum += reinterpret_cast<S8v>(v & 255) * (reinterpret_cast<S8v>(d << 8) >> 8) +
+           reinterpret_cast<S8v>(v >> 8) * (reinterpret_cast<S8v>(d) >> 8);
   }
   const In pairs = reinterpret_cast<In>(sum);
   return (reinterpret_cast<In>(reinterpret_cast<Un>(pairs) << 16) >> 16) + (pairs >> 16);
@@ -103,8 +115,10 @@ ROCKET_INLINE In digit_sum(const Wn* value, const uint8_t* group, int digit, int
 
 // The block sums of part p of a group as floats: v * X for each lane.
 ROCKET_INLINE Fn block_sums(const Wn* value, const uint8_t* group, int p) {
-  const Un high = reinterpret_cast<Un>(digit_sum(value, group, 0, p)), middle = reinterpret_cast<Un>(digit_sum(value, group, 1, p));
-  const Un low = reinterpret_cast<Un>(digit_sum(value, group, 2, p)), offset = load_as<Un>(group + kOffsetAt + p * sizeof(Un));
+  const Un high = reinterpret_cast<Un>(digit_sum(value, group, 0, p)),
+           middle = reinterpret_cast<Un>(digit_sum(value, group, 1, p));
+  const Un low = reinterpret_cast<Un>(digit_sum(value, group, 2, p)),
+           offset = load_as<Un>(group + kOffsetAt + p * sizeof(Un));
   return __builtin_convertvector(reinterpret_cast<In>((low + offset) + ((middle + (high << 8)) << 8)), Fn);
 }
 
@@ -114,7 +128,9 @@ ROCKET_INLINE Fn block_scales(const uint8_t* scale, int p) {
   return nfloat(((code & 0x80) << 24) | ((code & 0x7f) << 20)) * 0x1p120f;
 }
 
-ROCKET_INLINE Fn group_scales(const uint8_t* group, int p) { return load_as<Fn>(group + kScaleAt + p * sizeof(Fn)); }
+ROCKET_INLINE Fn group_scales(const uint8_t* group, int p) {
+  return load_as<Fn>(group + kScaleAt + p * sizeof(Fn));
+}
 
 // Whether one of n scale bytes is NaN (0x7F, 0xFF), eight at a time.
 ROCKET_INLINE bool any_nan_scale(const uint8_t* scale, int64_t n) {
@@ -129,7 +145,8 @@ ROCKET_INLINE bool any_nan_scale(const uint8_t* scale, int64_t n) {
   return found != 0;
 }
 
-// Data and scales of a group of a row. Where a whole group would pass the end of the weight, they are copied to `spare`.
+// Data and scales of a group of a row. Where a whole group would pass the end of the weight, they are copied
+// to `spare`.
 struct GroupBytes {
   const uint8_t* data;
   const uint8_t* scale;

@@ -15,8 +15,8 @@ ROCKET_INLINE float as_float(uint32_t bits) {
   return v;
 }
 
-// E4M3: sign, four exponent bits (bias 7), three mantissa bits, no infinity; 0x7F and 0xFF are NaN. Shifted into a
-// float32's fields the value is 2^-120 times what it should be, subnormals included.
+// E4M3: sign, four exponent bits (bias 7), three mantissa bits, no infinity; 0x7F and 0xFF are NaN. Shifted
+// into a float32's fields the value is 2^-120 times what it should be, subnormals included.
 ROCKET_INLINE Fn e4m3(Bn code) {
   const Un wide = widen(code);
   const Un magnitude = wide & 0x7f;
@@ -56,7 +56,8 @@ struct Columns<WeightFormat::kFP8Block> {
   static constexpr int kBlock = 128;
   ROCKET_INLINE Fn load(const char* p) { return e4m3(load_as<Bn>(p)); }
   ROCKET_INLINE float scale(const Weight& w, int64_t o, int64_t column) {
-    return load_as<float>(static_cast<const char*>(w.block_scale) + (o / 128 * ((w.in + 127) / 128) + column / 128) * 4);
+    return load_as<float>(static_cast<const char*>(w.block_scale) +
+                          (o / 128 * ((w.in + 127) / 128) + column / 128) * 4);
   }
 };
 
@@ -70,9 +71,10 @@ struct Columns<WeightFormat::kMXFP8> {
   }
 };
 
-// Adds up the folded lanes of outputs o … o + 3 (counted from where y begins, those from `count` on dropped) and writes them,
-// times `scale`.
-ROCKET_INLINE void put_sums(const RowsOut& y, int64_t r, int64_t o, int64_t count, float scale, F4v a, F4v b, F4v c, F4v d) {
+// Adds up the folded lanes of outputs o … o + 3 (counted from where y begins, those from `count` on dropped)
+// and writes them, times `scale`.
+ROCKET_INLINE void put_sums(const RowsOut& y, int64_t r, int64_t o, int64_t count, float scale, F4v a, F4v b,
+                            F4v c, F4v d) {
   F4v sums = finish_sums(a, b, c, d) * scale;
   const int64_t at = y.index ? y.index[r] : r;
   if (y.scale) sums *= y.scale[at];
