@@ -88,7 +88,9 @@ def read_config(fuel: Path) -> Glm5NextConfig:
     data = json.loads((fuel / "config.json").read_text())
     data.pop("quantization_config", None)
     if data["model_type"] == "glm5_next_text":
-        config = Glm5NextConfig(text_config=Glm5NextTextConfig.from_dict(data), vision_config=SMALL_VISION)
+        text = Glm5NextTextConfig.from_dict(data)
+        tied = text.tie_word_embeddings
+        config = Glm5NextConfig(text_config=text, vision_config=SMALL_VISION, tie_word_embeddings=tied)
     else:
         data.setdefault("vision_config", SMALL_VISION)
         config = Glm5NextConfig.from_dict(data)
@@ -118,7 +120,7 @@ def load_model(fuel: Path) -> Glm5NextForConditionalGeneration:
             output_loading_info=True,
         )
     missing = [name for name in report["missing_keys"] if "visual" not in name]
-    if config.text_config.tie_word_embeddings:
+    if config.tie_word_embeddings:
         missing = [name for name in missing if name != "lm_head.weight"]
     if missing or report["unexpected_keys"] or report["mismatched_keys"]:
         raise ValueError(f"{fuel}: transformers did not take the checkpoint as it is: {missing=}, {report=}")
