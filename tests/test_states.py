@@ -427,11 +427,13 @@ class Mix(RuleBasedStateMachine):
         return parts
 
     @precondition(lambda self: len(self.streams) < MAX_STREAMS)
-    @rule()
-    def open(self) -> None:
+    @rule(length=st.sampled_from([0, 30, 62, 100]))
+    def open(self, length: int) -> None:
         stream = self.bench.engine.open()
         assert stream not in self.streams
-        self.streams[stream] = []
+        self.streams[stream] = self.bench.tokens(length)
+        if length:
+            self.bench.engine.feed(stream, self.streams[stream], chunk=24)
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data(), most=st.sampled_from([1, 4, 25]))
@@ -525,8 +527,8 @@ def test_random_mixes(bench: Bench, tmp_path: Path) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25,
-            stateful_step_count=25,
+            max_examples=40,
+            stateful_step_count=40,
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
