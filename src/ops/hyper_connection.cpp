@@ -98,36 +98,36 @@ ROCKET_INLINE void group_products(const float* x, int64_t ldx, int rows, const u
   }
 }
 
-// Lane i of the result is lane i ^ kMask.
-template <int kMask>
-ROCKET_INLINE F16v cross(F16v v) {
-  constexpr int m = kMask;
-  return __builtin_shufflevector(v, v, 0 ^ m, 1 ^ m, 2 ^ m, 3 ^ m, 4 ^ m, 5 ^ m, 6 ^ m, 7 ^ m, 8 ^ m, 9 ^ m,
-                                 10 ^ m, 11 ^ m, 12 ^ m, 13 ^ m, 14 ^ m, 15 ^ m);
+// Every lane the sum, or the largest, of the four.
+ROCKET_INLINE F4v sum_all(F4v v) {
+  v += __builtin_shufflevector(v, v, 1, 0, 3, 2);
+  return v + __builtin_shufflevector(v, v, 2, 3, 0, 1);
 }
 
-ROCKET_INLINE F16v row_sums4(F16v v) {
-  v += cross<1>(v);
-  return v + cross<2>(v);
+ROCKET_INLINE F4v max_all(F4v v) {
+  F4v other = __builtin_shufflevector(v, v, 1, 0, 3, 2);
+  v = v > other ? v : other;
+  other = __builtin_shufflevector(v, v, 2, 3, 0, 1);
+  return v > other ? v : other;
 }
 
-ROCKET_INLINE F16v column_sums4(F16v v) {
-  v += cross<4>(v);
-  return v + cross<8>(v);
-}
-
-// Softmax over rows, then Sinkhorn, of a 4 x 4 matrix that fills one vector.
-ROCKET_INLINE F16v mix4(F16v z, float eps, int iters) {
-  F16v top = max(z, cross<1>(z));
-  top = max(top, cross<2>(top));
-  const F16v e = exp(z - top);
-  F16v c = e / row_sums4(e) + eps;
-  c = c / (column_sums4(c) + eps);
-  for (int i = 1; i < iters; ++i) {
-    c = c / (row_sums4(c) + eps);
-    c = c / (column_sums4(c) + eps);
+// Softmax over rows, then Sinkhorn, of a 4 x 4 matrix, in place: its rows are four registers.
+ROCKET_INLINE void mix4(float* matrix, float eps, int iters) {
+  F4v c[4];
+  std::memcpy(c, matrix, sizeof c);
+  for (F4v& row : c) row -= max_all(row);
+  std::memcpy(matrix, c, sizeof c);
+  store(matrix, exp(load(matrix)));
+  std::memcpy(c, matrix, sizeof c);
+  for (F4v& row : c) row = row / sum_all(row) + eps;
+  for (int i = 0; i < iters || i == 0; ++i) {
+    if (i > 0) {
+      for (F4v& row : c) row = row / (sum_all(row) + eps);
+    }
+    const F4v columns = (c[0] + c[1]) + (c[2] + c[3]) + eps;
+    for (F4v& row : c) row = row / columns;
   }
-  return c;
+  std::memcpy(matrix, c, sizeof c);
 }
 
 ROCKET_INLINE void divide_rows(float* c, int n, float eps) {
@@ -152,7 +152,8 @@ ROCKET_INLINE void mix_any(float* c, int n, float eps, int iters) {
     float* row = c + i * n;
     float top = row[0];
     for (int j = 1; j < n; ++j) top = row[j] > top ? row[j] : top;
-    const F16v e = exp(load_part(row, n) - top);
+    float e[kLanes];
+    store(e, exp(load_part(row, n) - top));
     float total = 0;
     for (int j = 0; j < n; ++j) total += e[j];
     for (int j = 0; j < n; ++j) row[j] = e[j] / total + eps;
@@ -173,17 +174,17 @@ ROCKET_INLINE void coefficients(const HyperPreParams& p, const float* w, float* 
     z[i] = p.scale[0] * w[i] + p.base[i];
     z[n + i] = p.scale[1] * w[n + i] + p.base[n + i];
   }
-  const F16v s = sigmoid(load(z));
-  for (int i = 0; i < n; ++i) {
-    pre[i] = s[i] + p.hc_eps;
-    post[i] = 2.0f * s[n + i];
+  store(z, sigmoid(load(z)));
+  for (int i = 0; i < n && n <= kMaxStreams; ++i) {
+    pre[i] = z[i] + p.hc_eps;
+    post[i] = 2.0f * z[n + i];
   }
   w += 2 * n;
   const float* base = p.base + 2 * n;
+  for (int i = 0; i < n * n; ++i) comb[i] = p.scale[2] * w[i] + base[i];
   if (n == 4) {
-    store(comb, mix4(p.scale[2] * load(w) + load(base), p.hc_eps, p.sinkhorn_iters));
+    mix4(comb, p.hc_eps, p.sinkhorn_iters);
   } else {
-    for (int i = 0; i < n * n; ++i) comb[i] = p.scale[2] * w[i] + base[i];
     mix_any(comb, n, p.hc_eps, p.sinkhorn_iters);
   }
 }

@@ -70,16 +70,83 @@ constexpr int kHeads = 4, kVectors = 1;
 constexpr int kHeads = 2, kVectors = 1;
 #endif
 
-// keys[d][pool] for pools first … first+count-1 of a tile; the rest of the tile is zero.
-ROCKET_INLINE void transpose_keys(const PagedRows& pooled, int64_t first, int64_t count, int dim,
+// Four rows of four floats become four columns. Lanes of V hold several such squares side by side.
+#if defined(__AVX2__)
+typedef F8v Square;
+template <bool kHigh>
+ROCKET_INLINE F8v zip(F8v a, F8v b) {
+  constexpr int h = kHigh ? 2 : 0;
+  return __builtin_shufflevector(a, b, h, 8 + h, h + 1, 9 + h, 4 + h, 12 + h, 5 + h, 13 + h);
+}
+template <bool kHigh>
+ROCKET_INLINE F8v join(F8v a, F8v b) {
+  constexpr int h = kHigh ? 2 : 0;
+  return __builtin_shufflevector(a, b, h, h + 1, 8 + h, 9 + h, 4 + h, 5 + h, 12 + h, 13 + h);
+}
+#else
+typedef F4v Square;
+template <bool kHigh>
+ROCKET_INLINE F4v zip(F4v a, F4v b) {
+  constexpr int h = kHigh ? 2 : 0;
+  return __builtin_shufflevector(a, b, h, 4 + h, h + 1, 5 + h);
+}
+template <bool kHigh>
+ROCKET_INLINE F4v join(F4v a, F4v b) {
+  constexpr int h = kHigh ? 2 : 0;
+  return __builtin_shufflevector(a, b, h, h + 1, 4 + h, 5 + h);
+}
+#endif
+constexpr int kSquare = sizeof(Square) / sizeof(float);
+
+ROCKET_INLINE Square load_square(const float* p) {
+  return Width<Square>::load(p);
+}
+
+// A column of each square, to tile lines d, d + 4, ….
+ROCKET_INLINE void store_column(Square v, float* to) {
+#if defined(__AVX2__)
+  Width<F4v>::store(to, __builtin_shufflevector(v, v, 0, 1, 2, 3));
+  Width<F4v>::store(to + 4 * kTile, __builtin_shufflevector(v, v, 4, 5, 6, 7));
+#else
+  Width<F4v>::store(to, v);
+#endif
+}
+
+// to[d * kTile + i] = row[i][d] for kSquare columns d and the four rows i.
+ROCKET_INLINE void transpose4(const float* const* row, int64_t d, float* to) {
+  const Square a = load_square(row[0] + d), b = load_square(row[1] + d);
+  const Square c = load_square(row[2] + d), e = load_square(row[3] + d);
+  const Square low_ab = zip<false>(a, b), high_ab = zip<true>(a, b);
+  const Square low_ce = zip<false>(c, e), high_ce = zip<true>(c, e);
+  to += d * kTile;
+  store_column(join<false>(low_ab, low_ce), to);
+  store_column(join<true>(low_ab, low_ce), to + kTile);
+  store_column(join<false>(high_ab, high_ce), to + 2 * kTile);
+  store_column(join<true>(high_ab, high_ce), to + 3 * kTile);
+}
+
+// keys[d][pool] for pools first … of a tile, up to `pools` in all; the rest of the tile is zero. Asks for the
+// next tile, so that memory works while this one is scored.
+ROCKET_INLINE void transpose_keys(const PagedRows& pooled, int64_t first, int64_t pools, int dim,
                                   float* keys) {
-  for (int64_t i = 0; i < kTile; ++i) {
-    if (i >= count) {
-      for (int d = 0; d < dim; ++d) keys[d * kTile + i] = 0;
-      continue;
+  const int64_t count = pools - first;
+  for (int64_t i = 0; i < kTile; i += 4) {
+    const int64_t here = count - i < 4 ? count - i : 4;
+    if (here < 4) {
+      for (int d = 0; d < dim; ++d) std::memset(keys + d * kTile + i, 0, 4 * sizeof(float));
     }
-    const float* row = pooled.row(first + i);
-    for (int d = 0; d < dim; ++d) keys[d * kTile + i] = row[d];
+    const float* row[4];
+    for (int64_t j = 0; j < here; ++j) row[j] = pooled.row(first + i + j);
+    for (int64_t j = first + kTile + i; j < first + kTile + i + 4 && j < pools; ++j) {
+      for (int d = 0; d < dim; d += kLanes) __builtin_prefetch(pooled.row(j) + d, 0, 2);
+    }
+    int64_t d = 0;
+    if (here == 4) {
+      for (; d + kSquare <= dim; d += kSquare) transpose4(row, d, keys + i);
+    }
+    for (; d < dim; ++d) {
+      for (int64_t j = 0; j < here; ++j) keys[d * kTile + i + j] = row[j][d];
+    }
   }
 }
 
@@ -99,7 +166,7 @@ ROCKET_INLINE void add_heads(const float* q, int dim, const float* keys, const f
     const float w = weight[h] * weight_scale;
     for (int v = 0; v < kVectors; ++v) {
       const F16v x = dots[h][v] * scale;
-      score[v] += w * (x < 0.0f ? splat(0.0f) : x);  // a NaN passes
+      score[v] += w * less(x, splat(0.0f), splat(0.0f), x);  // a NaN passes
     }
   }
 }
@@ -164,8 +231,8 @@ void score_block(const IndexSelectParams& p, Exec& exec, const Block& block, flo
   exec.pool->loop(items, grain(kTilesAnItem * kTile * p.dim), [&](int64_t begin, int64_t end, int) {
     alignas(64) float keys[kTile * kMaxDim];
     for (int64_t tile = begin * kTilesAnItem; tile < tiles && tile < end * kTilesAnItem; ++tile) {
-      const int64_t first = tile * kTile, count = pools - first < kTile ? pools - first : kTile;
-      transpose_keys(p.pooled[block.index], first, count, p.dim, keys);
+      const int64_t first = tile * kTile;
+      transpose_keys(p.pooled[block.index], first, pools, p.dim, keys);
       for (int32_t r = 0; r < block.rows; ++r) {
         if (visible_pools(p, segment, block.offset + r) <= first) continue;
         score_tile(p, segment.first_row + block.offset + r, keys, score + r * ldscore + first);

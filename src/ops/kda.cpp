@@ -111,6 +111,7 @@ constexpr int kTileVectors = 2;
 constexpr int kTileVectors = 1;
 #endif
 constexpr int kTile = kTileVectors * kLanes;
+constexpr int64_t kAhead = 2;         // tiles between asking for one and reading it
 constexpr int64_t kShortSegment = 4;  // rows that are prepared where they are used
 
 // One row of one head, ready for the recurrence.
@@ -155,15 +156,6 @@ struct Tile {
   F16v d[kV];
   int dim, width;  // width: columns of the last vector if it is not whole
 
-  [[gnu::always_inline]] void read(const float* state) {
-    for (int i = 0; i < dim; ++i) {
-      for (int v = 0; v < kV; ++v) {
-        store(s + (i * kV + v) * kLanes,
-              load_columns<kWhole>(state + static_cast<int64_t>(i) * dim + v * kLanes, width));
-      }
-    }
-  }
-
   // The state with the pending write, to where a whole state has this tile.
   [[gnu::always_inline]] void write(const float* k, float* state) const {
     for (int i = 0; i < dim; ++i) {
@@ -175,15 +167,24 @@ struct Tile {
     }
   }
 
-  // One row; `before` is the key of the pending write, null for none.
-  [[gnu::always_inline]] void row(const Prepared& r, const float* before, const float* value, float beta,
-                                  float* out) {
+  // One row; `before` is the key of the pending write. The first row reads the tile from `state` instead, and
+  // asks for the tile at `next`: a tile's pieces lie too far apart for the hardware to see them coming.
+  template <bool kFirst>
+  [[gnu::always_inline]] void row(const Prepared& r, const float* before, const float* state,
+                                  const float* next, const float* value, float beta, float* out) {
     F16v sk[kV] = {}, sq[kV] = {};
     for (int i = 0; i < dim; ++i) {
       for (int v = 0; v < kV; ++v) {
         float* at = s + (i * kV + v) * kLanes;
-        F16v x = load(at);
-        if (before) x += before[i] * d[v];
+        F16v x;
+        if constexpr (kFirst) {
+          const int64_t from = static_cast<int64_t>(i) * dim + v * kLanes;
+          x = load_columns<kWhole>(state + from, width);
+          __builtin_prefetch(next + from, 1, 2);
+        } else {
+          x = load(at);
+          x += before[i] * d[v];
+        }
         x = x * r.decay[i];
         store(at, x);
         sk[v] += r.k[i] * x;
@@ -206,6 +207,7 @@ struct SegmentHead {
   const float *q, *k, *decay;  // prepared rows of this head, `stride` floats apart
   const float* qk;             // `qk_stride` apart
   int64_t stride, qk_stride;
+  const float* next;  // the tile that is read some tiles later
 };
 
 template <int kV, bool kWhole>
@@ -216,19 +218,25 @@ ROCKET_INLINE void run_tile(const SegmentHead& h, int64_t column, int width) {
   Tile<kV, kWhole> tile;
   tile.dim = static_cast<int>(n);
   tile.width = width;
-  tile.read(p.state[h.index] + base);
+  float* state = p.state[h.index] + base;
   const float* before = nullptr;
   for (int32_t t = 0; t < segment.rows; ++t) {
     const int64_t row = segment.first_row + t;
     const Prepared ready{h.q + t * h.stride, h.k + t * h.stride, h.decay + t * h.stride,
                          h.qk[t * h.qk_stride]};
-    tile.row(ready, before, p.v + row * p.ldqkv + h.head * n + column, p.beta[row * p.heads + h.head],
-             p.o + (row * p.heads + h.head) * n + column);
+    const float* value = p.v + row * p.ldqkv + h.head * n + column;
+    float* out = p.o + (row * p.heads + h.head) * n + column;
+    const float beta = p.beta[row * p.heads + h.head];
+    if (t == 0) {
+      tile.template row<true>(ready, before, state, h.next, value, beta, out);
+    } else {
+      tile.template row<false>(ready, before, state, h.next, value, beta, out);
+    }
     before = ready.k;
     float* checkpoint = p.checkpoint ? p.checkpoint[row] : nullptr;
     if (checkpoint) tile.write(before, checkpoint + base);
   }
-  tile.write(before, p.state[h.index] + base);
+  tile.write(before, state);
 }
 
 ROCKET_INLINE void run_columns(const SegmentHead& h, int64_t column) {
@@ -329,27 +337,32 @@ void kda_recurrence(const KdaRecurrenceParams& p, Exec& exec) {
     prepare_all(p, exec, all);
   }
   const int64_t tiles = (n + kTile - 1) / kTile;
-  exec.pool->loop(
-      p.segments * p.heads * tiles, grain(2 * kTile * n * p.rows / p.segments),
-      [&](int64_t begin, int64_t end, int) {
-        Local mine;
-        int64_t prepared = -1;
-        for (int64_t item = begin; item < end; ++item) {
-          const int64_t pair = item / tiles;
-          const auto index = static_cast<int32_t>(pair / p.heads),
-                     head = static_cast<int32_t>(pair % p.heads);
-          const Segment& segment = p.segment[index];
-          const int64_t at = static_cast<int64_t>(segment.first_row) * p.heads + head;
-          SegmentHead h{&p,          index,       head,   all.q + at * n, all.k + at * n, all.decay + at * n,
-                        all.qk + at, p.heads * n, p.heads};
-          if (local) {
-            if (prepared != pair) prepare_local(p, segment, head, mine);
-            prepared = pair;
-            h = {&p, index, head, mine.q, mine.k, mine.decay, mine.qk, n, 1};
-          }
-          run_columns(h, item % tiles * kTile);
-        }
-      });
+  const int64_t items = static_cast<int64_t>(p.segments) * p.heads * tiles;
+  // Whole heads a thread where there are enough of them: a head's rows of state lie in common pages.
+  const int64_t least = p.segments * p.heads >= exec.pool->threads() ? tiles : 1;
+  const int64_t worth = grain(2 * kTile * n * p.rows / p.segments);
+  exec.pool->loop(items, worth > least ? worth : least, [&](int64_t begin, int64_t end, int) {
+    Local mine;
+    int64_t prepared = -1;
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t pair = item / tiles;
+      const auto index = static_cast<int32_t>(pair / p.heads), head = static_cast<int32_t>(pair % p.heads);
+      const Segment& segment = p.segment[index];
+      const int64_t at = static_cast<int64_t>(segment.first_row) * p.heads + head;
+      const int64_t after = item + kAhead < items ? item + kAhead : item;
+      const float* next =
+          p.state[after / tiles / p.heads] + after / tiles % p.heads * n * n + after % tiles * kTile;
+      SegmentHead h{
+          &p,          index,   head, all.q + at * n, all.k + at * n, all.decay + at * n, all.qk + at,
+          p.heads * n, p.heads, next};
+      if (local) {
+        if (prepared != pair) prepare_local(p, segment, head, mine);
+        prepared = pair;
+        h = {&p, index, head, mine.q, mine.k, mine.decay, mine.qk, n, 1, next};
+      }
+      run_columns(h, item % tiles * kTile);
+    }
+  });
 }
 
 void gated_norm(const GatedNormParams& p, Exec& exec) {

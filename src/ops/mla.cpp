@@ -48,7 +48,12 @@ ROCKET_INLINE void logits(const float* q, const float* const* latent, int64_t wi
     }
   }
   for (int h = 0; h < kH; ++h) {
-    for (int t = 0; t < kT; ++t) out[h * ldout + t] = scale * sum(s[h][t]);
+    if constexpr (kT == 4) {
+      const F4v sums = scale * sum4(s[h][0], s[h][1], s[h][2], s[h][3]);
+      std::memcpy(out + h * ldout, &sums, sizeof sums);
+    } else {
+      for (int t = 0; t < kT; ++t) out[h * ldout + t] = scale * sum(s[h][t]);
+    }
   }
 }
 
