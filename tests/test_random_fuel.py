@@ -7,38 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fuel_files import read_headers, read_tensor
 from rocket import random_fuel as rf
 from rocket.random_fuel_shape import PRESETS, FuelOptions, RandomFuelError, Shape
 
 SMALL = Shape(num_hidden_layers=4, n_routed_experts=4, num_experts_per_tok=2)
-
-
-def read_headers(fuel: Path) -> dict[str, tuple[Path, dict]]:
-    """Every tensor's file and header entry, after checks of each file's layout."""
-    found = {}
-    for file in sorted(fuel.glob("*.safetensors")):
-        raw = file.read_bytes()
-        size = int.from_bytes(raw[:8], "little")
-        entries = json.loads(raw[8 : 8 + size])
-        entries.pop("__metadata__")
-        offset = 0
-        for name, entry in entries.items():
-            begin, end = entry["data_offsets"]
-            width = {"F32": 4, "BF16": 2, "U8": 1, "F8_E4M3": 1}[entry["dtype"]]
-            assert (begin, end - begin) == (offset, width * int(np.prod(entry["shape"]))), name
-            assert name not in found
-            found[name] = (file, {**entry, "at": 8 + size + begin})
-            offset = end
-        assert len(raw) == 8 + size + offset
-    return found
-
-
-def tensor(fuel: Path, name: str) -> np.ndarray:
-    file, entry = read_headers(fuel)[name]
-    raw = file.read_bytes()[entry["at"] : entry["at"] + entry["data_offsets"][1] - entry["data_offsets"][0]]
-    if entry["dtype"] == "BF16":
-        return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view(np.float32).reshape(entry["shape"])
-    return np.frombuffer(raw, {"F32": "<f4"}.get(entry["dtype"], np.uint8)).reshape(entry["shape"])
 
 
 def test_same_options_give_the_same_bytes(tmp_path: Path) -> None:
@@ -104,19 +77,19 @@ def test_values_are_in_range_and_not_trivial(tmp_path: Path) -> None:
     layer = "model.language_model.layers.3."
     for name in read_headers(fuel):
         if name.endswith("weight_scale"):
-            scale = rf.e4m3_values()[tensor(fuel, name)]
+            scale = rf.e4m3_values()[read_tensor(fuel, name)]
             assert np.isfinite(scale).all()
             assert (scale >= 0).all()
         elif not name.endswith(("input_scale", "weight_scale_2")) and "experts." not in name:
-            value = tensor(fuel, name)
+            value = read_tensor(fuel, name)
             assert np.isfinite(value).all(), name
             assert value.std() > 0, name
             assert np.abs(value).max() < 20, name
-    head = tensor(fuel, "lm_head.weight")  # large enough to be made from bit lanes
+    head = read_tensor(fuel, "lm_head.weight")  # large enough to be made from bit lanes
     assert head.std() == pytest.approx(2 * SMALL.hidden_size**-0.5, rel=0.5)
     assert abs(head.mean()) < 0.01
-    gate = tensor(fuel, layer + "mlp.experts.0.gate_proj.weight_scale_2")
-    up = tensor(fuel, layer + "mlp.experts.0.up_proj.weight_scale_2")
+    gate = read_tensor(fuel, layer + "mlp.experts.0.gate_proj.weight_scale_2")
+    up = read_tensor(fuel, layer + "mlp.experts.0.up_proj.weight_scale_2")
     assert gate != up
     assert 0.1 <= gate / up <= 10
 
@@ -125,8 +98,8 @@ def test_zero_global(tmp_path: Path) -> None:
     for experts, leaf in (("modelopt", "weight_scale_2"), ("compressed-tensors", "weight_global_scale")):
         fuel = rf.make_fuel(tmp_path / experts, FuelOptions(SMALL, experts=experts, zero_global=True))
         layer = "model.language_model.layers.3.mlp.experts."
-        assert tensor(fuel, f"{layer}0.down_proj.{leaf}") == 0
-        assert tensor(fuel, f"{layer}1.down_proj.{leaf}") > 0
+        assert read_tensor(fuel, f"{layer}0.down_proj.{leaf}") == 0
+        assert read_tensor(fuel, f"{layer}1.down_proj.{leaf}") > 0
 
 
 def test_unaligned(tmp_path: Path) -> None:
