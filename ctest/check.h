@@ -34,7 +34,8 @@ inline bool expect(bool ok, const std::string& what) {
 // max|found - expected| / max|expected| against a limit; `seed_figure` (a published figure for the same component, 0 =
 // none) is printed beside it.
 template <typename A, typename B>
-bool close(const std::string& what, const A* found, const B* expected, int64_t n, double limit, double seed_figure = 0) {
+bool close(const std::string& what, const A* found, const B* expected, int64_t n, double limit,
+           double seed_figure = 0) {
   ++checks;
   double worst = 0, scale = 0;
   int64_t mismatched = 0;
@@ -51,9 +52,11 @@ bool close(const std::string& what, const A* found, const B* expected, int64_t n
   const double error = scale > 0 ? worst / scale : worst;
   const bool ok = mismatched == 0 && error <= limit;
   if (!ok) ++failures;
-  std::printf("%s  %-58s max|err|/max|ref| %.2e  limit %.1e", ok ? "ok  " : "FAIL", what.c_str(), error, limit);
+  std::printf("%s  %-58s max|err|/max|ref| %.2e  limit %.1e", ok ? "ok  " : "FAIL", what.c_str(), error,
+              limit);
   if (seed_figure > 0) std::printf("  (published: %.2e)", seed_figure);
-  if (mismatched) std::printf("  %lld values differ in being NaN or infinite", static_cast<long long>(mismatched));
+  if (mismatched)
+    std::printf("  %lld values differ in being NaN or infinite", static_cast<long long>(mismatched));
   std::printf("\n");
   return ok;
 }
@@ -64,8 +67,8 @@ bool equal(const std::string& what, const A* found, const B* expected, int64_t n
   for (int64_t i = 0; i < n; ++i) {
     if (!(found[i] == expected[i])) {
       ++failures;
-      std::printf("FAIL  %s: element %lld: expected %.9g, found %.9g\n", what.c_str(), static_cast<long long>(i),
-                  static_cast<double>(expected[i]), static_cast<double>(found[i]));
+      std::printf("FAIL  %s: element %lld: expected %.9g, found %.9g\n", what.c_str(),
+                  static_cast<long long>(i), static_cast<double>(expected[i]), static_cast<double>(found[i]));
       return false;
     }
   }
@@ -78,7 +81,8 @@ inline bool same_bits(const std::string& what, const float* a, const float* b, i
   for (int64_t i = 0; i < n; ++i) {
     if (std::memcmp(a + i, b + i, sizeof(float)) != 0) {
       ++failures;
-      std::printf("FAIL  %s: element %lld has other bits: %.9g and %.9g\n", what.c_str(), static_cast<long long>(i), a[i], b[i]);
+      std::printf("FAIL  %s: element %lld has other bits: %.9g and %.9g\n", what.c_str(),
+                  static_cast<long long>(i), a[i], b[i]);
       return false;
     }
   }
@@ -111,7 +115,9 @@ inline std::mt19937_64& rng() {
   static std::mt19937_64 engine(20260917);
   return engine;
 }
-inline int64_t uniform_int(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(rng()); }
+inline int64_t uniform_int(int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(rng());
+}
 inline std::vector<float> normal(int64_t n, double scale = 1.0) {
   std::normal_distribution<double> d(0.0, scale);
   std::vector<float> v(n);

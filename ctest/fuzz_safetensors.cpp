@@ -208,7 +208,9 @@ class Mutator {
 }  // namespace
 
 // What the undefined behaviour sanitizer finds ends the run, as what the address sanitizer finds does.
-extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
+extern "C" const char* __ubsan_default_options() {
+  return "halt_on_error=1:print_stacktrace=1";
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // The first two bytes are the size of the data, the rest is the header.

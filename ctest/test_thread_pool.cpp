@@ -18,7 +18,9 @@ int main() {
       });
       bool once = sane;
       for (auto& count : seen) once = once && count == 1;
-      if (!check::expect(once, "each item once: " + std::to_string(items) + " items, grain " + std::to_string(grain))) break;
+      if (!check::expect(
+              once, "each item once: " + std::to_string(items) + " items, grain " + std::to_string(grain)))
+        break;
     }
     bool thrown = false;
     try {

@@ -1,4 +1,4 @@
-"""Resident memory: dense weights, the experts that were used, the state, and a fixed rest. Experts are never copied."""
+"""Resident memory: dense weights, the experts that were used, the state, and a fixed rest."""
 
 import json
 import subprocess
@@ -34,13 +34,8 @@ def many_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_resident_memory_stays_within_its_bound(many_experts: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(many_experts)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    command = [sys.executable, "-c", RUN, str(many_experts)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = json.loads(done.stdout)
     assert found["tokens"] == 8
     state = found["state_bytes_per_stream"] * 2 + found["state_bytes_per_token"] * found["max_context"]

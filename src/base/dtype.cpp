@@ -33,9 +33,13 @@ constexpr std::array<Entry, 16> kEntries{{
 
 }  // namespace
 
-size_t dtype_size(DType dtype) { return kEntries[static_cast<size_t>(dtype)].size; }
+size_t dtype_size(DType dtype) {
+  return kEntries[static_cast<size_t>(dtype)].size;
+}
 
-const char* dtype_name(DType dtype) { return kEntries[static_cast<size_t>(dtype)].name; }
+const char* dtype_name(DType dtype) {
+  return kEntries[static_cast<size_t>(dtype)].name;
+}
 
 std::optional<DType> dtype_parse(std::string_view name) {
   for (const Entry& entry : kEntries) {

@@ -8,10 +8,27 @@
 
 namespace rocket {
 
-enum class DType : uint8_t { kBool, kU8, kI8, kF8E4M3, kF8E5M2, kF8E8M0, kI16, kU16, kF16, kBF16, kI32, kU32, kF32, kF64, kI64, kU64 };
+enum class DType : uint8_t {
+  kBool,
+  kU8,
+  kI8,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kF64,
+  kI64,
+  kU64
+};
 
-size_t dtype_size(DType dtype);              // bytes an element
-const char* dtype_name(DType dtype);         // "BF16", "F8_E4M3", … as safetensors spells it
+size_t dtype_size(DType dtype);       // bytes an element
+const char* dtype_name(DType dtype);  // "BF16", "F8_E4M3", … as safetensors spells it
 std::optional<DType> dtype_parse(std::string_view name);
 
 // BF16 is the upper half of a float32.

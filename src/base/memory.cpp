@@ -58,7 +58,9 @@ std::vector<std::string> cgroup_folders(const std::string& mount, const std::str
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string names = line.substr(first + 1, second - first - 1);
-    const bool match = controller.empty() ? names.empty() : ("," + names + ",").find("," + controller + ",") != std::string::npos;
+    const bool match = controller.empty()
+                           ? names.empty()
+                           : ("," + names + ",").find("," + controller + ",") != std::string::npos;
     if (!match) continue;
     std::string path = line.substr(second + 1);
     while (path.size() > 1) {
@@ -79,7 +81,8 @@ struct Limit {
 void lower(MemoryAvailable& available, const std::vector<std::string>& folders, const Limit& names) {
   for (const std::string& folder : folders) {
     int64_t limit = 0, used = 0;
-    if (!read_number(folder + "/" + names.limit, limit) || !read_number(folder + "/" + names.current, used)) continue;
+    if (!read_number(folder + "/" + names.limit, limit) || !read_number(folder + "/" + names.current, used))
+      continue;
     if (limit <= 0 || limit > (int64_t{1} << 60)) continue;
     // Clean page cache is counted as used, but goes away when memory is asked for.
     used -= read_field(folder + "/" + names.stat, names.inactive);
@@ -107,7 +110,8 @@ MemoryAvailable memory_available() {
     available = {static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE), "free pages"};
   }
 #endif
-  lower(available, cgroup_folders("/sys/fs/cgroup", ""), {"memory.current", "memory.max", "memory.stat", "inactive_file"});
+  lower(available, cgroup_folders("/sys/fs/cgroup", ""),
+        {"memory.current", "memory.max", "memory.stat", "inactive_file"});
   lower(available, cgroup_folders("/sys/fs/cgroup/memory", "memory"),
         {"memory.usage_in_bytes", "memory.limit_in_bytes", "memory.stat", "total_inactive_file"});
   if (const char* text = std::getenv("ROCKET_MEMORY_LIMIT"); text && *text) {
@@ -134,12 +138,13 @@ int cgroup_cpu_quota() {
     std::istringstream fields(line);
     std::string quota;
     double period = 0;
-    if (fields >> quota >> period && quota != "max" && period > 0) cpus = std::min(cpus, std::atof(quota.c_str()) / period);
+    if (fields >> quota >> period && quota != "max" && period > 0)
+      cpus = std::min(cpus, std::atof(quota.c_str()) / period);
   }
   for (const std::string& folder : cgroup_folders("/sys/fs/cgroup/cpu", "cpu")) {
     int64_t quota = 0, period = 0;
-    if (read_number(folder + "/cpu.cfs_quota_us", quota) && read_number(folder + "/cpu.cfs_period_us", period) && quota > 0 &&
-        period > 0) {
+    if (read_number(folder + "/cpu.cfs_quota_us", quota) &&
+        read_number(folder + "/cpu.cfs_period_us", period) && quota > 0 && period > 0) {
       cpus = std::min(cpus, static_cast<double>(quota) / static_cast<double>(period));
     }
   }

@@ -7,7 +7,8 @@
 namespace rocket {
 
 struct MemoryAvailable {
-  int64_t bytes;       // what can be taken without swapping: MemAvailable, lowered to what cgroup limits (v1, v2, every level) leave
+  // What can be taken without swapping: MemAvailable, lowered to what cgroup limits (v1, v2, every level) leave.
+  int64_t bytes;
   std::string source;  // "MemAvailable", or the cgroup file that is the lowest limit
 };
 

@@ -55,7 +55,8 @@ struct ThreadPool::Impl {
       const int64_t index = static_cast<uint32_t>(seen);
       const Body f = body.load(std::memory_order_relaxed);
       void* const argument = context.load(std::memory_order_relaxed);
-      const int64_t count = items.load(std::memory_order_relaxed), size = block.load(std::memory_order_relaxed);
+      const int64_t count = items.load(std::memory_order_relaxed),
+                    size = block.load(std::memory_order_relaxed);
       if (index >= blocks.load(std::memory_order_relaxed)) return;
       if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
       try {

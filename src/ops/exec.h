@@ -8,7 +8,7 @@ namespace rocket {
 
 struct Exec {
   ThreadPool* pool = nullptr;
-  Arena* scratch = nullptr;      // host memory for an op's own temporaries; an op gives back what it takes
+  Arena* scratch = nullptr;       // host memory for an op's own temporaries; an op gives back what it takes
   void* device_stream = nullptr;  // cudaStream_t on the CUDA backend, else null
 };
 

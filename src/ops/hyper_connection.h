@@ -19,7 +19,7 @@
 namespace rocket {
 
 struct HyperPreParams {
-  const float* x = nullptr;            // [rows, N, H]
+  const float* x = nullptr;  // [rows, N, H]
   int32_t rows = 0;
   int32_t streams = 4;                 // N, at most 8
   int32_t hidden = 0;                  // H
@@ -30,10 +30,10 @@ struct HyperPreParams {
   float rms_eps = 1e-5f;
   float hc_eps = 1e-6f;
   int32_t sinkhorn_iters = 20;
-  float* y = nullptr;                  // out [rows, H], normed block input
-  float* post = nullptr;               // out [rows, N]
-  float* comb = nullptr;               // out [rows, N, N]
-  float* mix = nullptr;                // out [rows, 2N + N*N], the raw w; may be null
+  float* y = nullptr;     // out [rows, H], normed block input
+  float* post = nullptr;  // out [rows, N]
+  float* comb = nullptr;  // out [rows, N, N]
+  float* mix = nullptr;   // out [rows, 2N + N*N], the raw w; may be null
 };
 
 struct HyperPostParams {
@@ -56,7 +56,7 @@ struct HyperHeadParams {
   int32_t hidden = 0;
   const float* norm_weight = nullptr;  // [H]
   float rms_eps = 1e-5f;
-  float* y = nullptr;                  // out [rows, H]
+  float* y = nullptr;  // out [rows, H]
 };
 
 }  // namespace rocket

@@ -19,45 +19,48 @@
 namespace rocket {
 
 struct PoolUpdateParams {
-  const float* k = nullptr;            // [rows, D] keys after LayerNorm, rows ldk apart
+  const float* k = nullptr;  // [rows, D] keys after LayerNorm, rows ldk apart
   int64_t ldk = 0;
-  const float* gate = nullptr;         // [rows, D], rows ldgate apart; null only if pool == 1
+  const float* gate = nullptr;  // [rows, D], rows ldgate apart; null only if pool == 1
   int64_t ldgate = 0;
-  const float* ape = nullptr;          // [pool, D]; null = 0
+  const float* ape = nullptr;  // [pool, D]; null = 0
   int32_t pool = 4;
-  int32_t dim = 0;                     // D
-  const Segment* segment = nullptr;    // [segments]
+  int32_t dim = 0;                   // D
+  const Segment* segment = nullptr;  // [segments]
   int32_t segments = 0;
-  float* const* tail = nullptr;        // [segments] -> [2, pool, D]: raw keys, then gates, slot = position % pool; in/out
+  float* const* tail =
+      nullptr;  // [segments] -> [2, pool, D]: raw keys, then gates, slot = position % pool; in/out
   float* const* checkpoint = nullptr;  // [rows] -> [2, pool, D] out; may be null
   const PagedRows* pooled = nullptr;   // [segments], width D, row index = pool index; out
   int32_t rows = 0;
 };
 
 struct IndexSelectParams {
-  const float* q = nullptr;            // [rows, heads, D], rows ldq apart
+  const float* q = nullptr;  // [rows, heads, D], rows ldq apart
   int64_t ldq = 0;
   const float* head_weight = nullptr;  // [rows, heads], rows ldw apart; heads^-1/2 not yet applied
   int64_t ldw = 0;
-  float head_weight_scale = 1.0f;      // heads^-1/2, applied to head_weight
-  float scale = 1.0f;                  // D^-1/2
+  float head_weight_scale = 1.0f;  // heads^-1/2, applied to head_weight
+  float scale = 1.0f;              // D^-1/2
   int32_t rows = 0;
   int32_t heads = 0;
   int32_t dim = 0;
   int32_t pool = 4;
-  int32_t topk = 0;                    // pools: index_topk / pool
+  int32_t topk = 0;  // pools: index_topk / pool
   bool select_tail = true;
   const Segment* segment = nullptr;
   int32_t segments = 0;
-  const PagedRows* pooled = nullptr;   // [segments]
-  int32_t* token = nullptr;            // out [rows, ldtoken] ascending positions
-  int64_t ldtoken = 0;                 // at least topk*pool + pool - 1
-  int32_t* count = nullptr;            // out [rows]
-  float* score = nullptr;              // out [rows, ldscore] scores of the visible pools; may be null (tests)
+  const PagedRows* pooled = nullptr;  // [segments]
+  int32_t* token = nullptr;           // out [rows, ldtoken] ascending positions
+  int64_t ldtoken = 0;                // at least topk*pool + pool - 1
+  int32_t* count = nullptr;           // out [rows]
+  float* score = nullptr;             // out [rows, ldscore] scores of the visible pools; may be null (tests)
   int64_t ldscore = 0;
 };
 // Scratch of index_select: score rows in flight (blocks of rows share it) and selection keys.
-inline int64_t index_select_block_rows(int64_t rows) { return rows < 16 ? rows : 16; }
+inline int64_t index_select_block_rows(int64_t rows) {
+  return rows < 16 ? rows : 16;
+}
 inline int64_t index_select_scratch_bytes(int64_t rows, int64_t max_pools) {
   return index_select_block_rows(rows) * (max_pools + 64) * (4 + 8) + 4096;
 }

@@ -21,16 +21,16 @@ namespace rocket {
 // State of one stream for one layer, and where to leave copies of it after certain rows.
 // `checkpoint` is indexed by row of the step; null entries (or a null array) mean none.
 struct KdaConvParams {
-  const float* x = nullptr;              // [rows, C] raw projections, rows ldx apart
+  const float* x = nullptr;  // [rows, C] raw projections, rows ldx apart
   int64_t ldx = 0;
-  const float* weight = nullptr;         // [taps, C]
-  int32_t channels = 0;                  // C
-  int32_t taps = 4;                      // 2 … 8
-  const Segment* segment = nullptr;      // [segments], covers every row once
+  const float* weight = nullptr;     // [taps, C]
+  int32_t channels = 0;              // C
+  int32_t taps = 4;                  // 2 … 8
+  const Segment* segment = nullptr;  // [segments], covers every row once
   int32_t segments = 0;
-  float* const* tail = nullptr;          // [segments] -> [taps-1, C], in/out
-  float* const* checkpoint = nullptr;    // [rows] -> [taps-1, C] out; may be null
-  float* y = nullptr;                    // out [rows, C], rows ldy apart
+  float* const* tail = nullptr;        // [segments] -> [taps-1, C], in/out
+  float* const* checkpoint = nullptr;  // [rows] -> [taps-1, C] out; may be null
+  float* y = nullptr;                  // out [rows, C], rows ldy apart
   int64_t ldy = 0;
 };
 
@@ -43,9 +43,9 @@ struct KdaGatesParams {
   float lower_bound = -5.0f;
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t head_dim = 0;            // Dk
-  float* g = nullptr;              // out [rows, heads*Dk], may be f itself
-  float* beta = nullptr;           // out [rows, heads], may be b itself
+  int32_t head_dim = 0;   // Dk
+  float* g = nullptr;     // out [rows, heads*Dk], may be f itself
+  float* beta = nullptr;  // out [rows, heads], may be b itself
 };
 
 struct KdaRecurrenceParams {
@@ -57,8 +57,8 @@ struct KdaRecurrenceParams {
   const float* beta = nullptr;  // [rows, heads]
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t head_dim = 0;               // D = Dk = Dv, a multiple of 8, at most 256
-  const Segment* segment = nullptr;   // [segments]
+  int32_t head_dim = 0;              // D = Dk = Dv, a multiple of 8, at most 256
+  const Segment* segment = nullptr;  // [segments]
   int32_t segments = 0;
   float* const* state = nullptr;       // [segments] -> [heads, Dk, Dv], in/out
   float* const* checkpoint = nullptr;  // [rows] -> [heads, Dk, Dv] out; may be null
@@ -77,7 +77,7 @@ struct GatedNormParams {
   int32_t rows = 0;
   int32_t heads = 0;
   int32_t head_dim = 0;
-  float* y = nullptr;             // out [rows, heads*D], may be o itself
+  float* y = nullptr;  // out [rows, heads*D], may be o itself
 };
 
 }  // namespace rocket

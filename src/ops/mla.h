@@ -12,29 +12,29 @@ namespace rocket {
 
 // Appends the step's latents to their streams' pages.
 struct LatentAppendParams {
-  const float* latent = nullptr;       // [rows, width], rows ld apart
+  const float* latent = nullptr;  // [rows, width], rows ld apart
   int64_t ld = 0;
   const Segment* segment = nullptr;
   int32_t segments = 0;
-  const PagedRows* cache = nullptr;    // [segments], row index = position
+  const PagedRows* cache = nullptr;  // [segments], row index = position
   int32_t rows = 0;
 };
 
 struct SparseMlaParams {
-  const float* q = nullptr;            // [rows, heads, width], rows ldq apart
+  const float* q = nullptr;  // [rows, heads, width], rows ldq apart
   int64_t ldq = 0;
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t width = 0;                   // kv_lora_rank + rotary dims
-  int32_t value_dim = 0;               // kv_lora_rank
+  int32_t width = 0;      // kv_lora_rank + rotary dims
+  int32_t value_dim = 0;  // kv_lora_rank
   float scale = 1.0f;
-  const int32_t* token = nullptr;      // [rows, ldtoken]
+  const int32_t* token = nullptr;  // [rows, ldtoken]
   int64_t ldtoken = 0;
-  const int32_t* count = nullptr;      // [rows]
+  const int32_t* count = nullptr;  // [rows]
   const Segment* segment = nullptr;
   int32_t segments = 0;
-  const PagedRows* cache = nullptr;    // [segments], width floats a row
-  float* o = nullptr;                  // out [rows, heads, value_dim], rows ldo apart
+  const PagedRows* cache = nullptr;  // [segments], width floats a row
+  float* o = nullptr;                // out [rows, heads, value_dim], rows ldo apart
   int64_t ldo = 0;
 };
 // Scratch of sparse_mla: logits of one row for each thread.

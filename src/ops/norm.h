@@ -8,14 +8,14 @@
 namespace rocket {
 
 struct NormParams {
-  const float* x = nullptr;       // [rows, dim], rows ldx apart
+  const float* x = nullptr;  // [rows, dim], rows ldx apart
   int64_t ldx = 0;
   int32_t rows = 0;
   int32_t dim = 0;
   const float* weight = nullptr;  // [dim]
   const float* bias = nullptr;    // [dim]; null = RMSNorm, else LayerNorm
   float eps = 1e-5f;
-  float* y = nullptr;             // out [rows, dim], rows ldy apart
+  float* y = nullptr;  // out [rows, dim], rows ldy apart
   int64_t ldy = 0;
 };
 

@@ -13,16 +13,16 @@ namespace rocket {
 struct RouterParams {
   const float* logit = nullptr;  // [rows, experts], rows ld apart
   int64_t ld = 0;
-  const float* bias = nullptr;   // [experts], e_score_correction_bias
+  const float* bias = nullptr;  // [experts], e_score_correction_bias
   int32_t rows = 0;
-  int32_t experts = 0;           // at most 4096
-  int32_t topk = 0;              // at most 64
+  int32_t experts = 0;  // at most 4096
+  int32_t topk = 0;     // at most 64
   int32_t groups = 1;
   int32_t topk_group = 1;
   bool norm_topk_prob = true;
   float scaling = 1.0f;
-  int32_t* id = nullptr;         // out [rows, topk] ascending
-  float* weight = nullptr;       // out [rows, topk]
+  int32_t* id = nullptr;    // out [rows, topk] ascending
+  float* weight = nullptr;  // out [rows, topk]
 };
 
 }  // namespace rocket

@@ -20,13 +20,13 @@ struct SamplingParams {
 };
 
 struct SampleParams {
-  const float* logits = nullptr;               // [rows, vocab], rows ld apart
+  const float* logits = nullptr;  // [rows, vocab], rows ld apart
   int64_t ld = 0;
   int32_t rows = 0;
   int32_t vocab = 0;
-  const SamplingParams* sampling = nullptr;    // [rows]
-  const uint64_t* counter = nullptr;           // [rows], the position of the token that is drawn
-  int32_t* token = nullptr;                    // out [rows]
+  const SamplingParams* sampling = nullptr;  // [rows]
+  const uint64_t* counter = nullptr;         // [rows], the position of the token that is drawn
+  int32_t* token = nullptr;                  // out [rows]
 };
 
 double sampling_uniform(uint64_t seed, uint64_t counter);  // in [0, 1)

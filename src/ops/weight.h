@@ -21,18 +21,24 @@ struct Weight {
   WeightFormat format = WeightFormat::kBF16;
   int64_t out = 0;
   int64_t in = 0;
-  const void* data = nullptr;         // F32/BF16/E4M3 [out, in]; NVFP4 U8 [out, in/2]
-  const void* block_scale = nullptr;  // NVFP4 U8 [out, in/16]; MXFP8 U8 [out, in/32]; FP8Block F32 [ceil(out/128), ceil(in/128)]
-  float global_scale = 1.0f;          // NVFP4: a multiplier, whatever the spelling on disk
+  const void* data = nullptr;  // F32/BF16/E4M3 [out, in]; NVFP4 U8 [out, in/2]
+  const void* block_scale =
+      nullptr;  // NVFP4 U8 [out, in/16]; MXFP8 U8 [out, in/32]; FP8Block F32 [ceil(out/128), ceil(in/128)]
+  float global_scale = 1.0f;  // NVFP4: a multiplier, whatever the spelling on disk
 };
 
 inline int64_t weight_bytes(const Weight& w) {
   switch (w.format) {
-    case WeightFormat::kF32: return w.out * w.in * 4;
-    case WeightFormat::kBF16: return w.out * w.in * 2;
-    case WeightFormat::kNVFP4: return w.out * (w.in / 2 + w.in / 16) + 4;
-    case WeightFormat::kFP8Block: return w.out * w.in + ((w.out + 127) / 128) * ((w.in + 127) / 128) * 4;
-    case WeightFormat::kMXFP8: return w.out * (w.in + w.in / 32);
+    case WeightFormat::kF32:
+      return w.out * w.in * 4;
+    case WeightFormat::kBF16:
+      return w.out * w.in * 2;
+    case WeightFormat::kNVFP4:
+      return w.out * (w.in / 2 + w.in / 16) + 4;
+    case WeightFormat::kFP8Block:
+      return w.out * w.in + ((w.out + 127) / 128) * ((w.in + 127) / 128) * 4;
+    case WeightFormat::kMXFP8:
+      return w.out * (w.in + w.in / 32);
   }
   return 0;
 }

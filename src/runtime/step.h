@@ -17,9 +17,9 @@ struct Row {
   int32_t token = -1;                // id in [0, vocab); ignored where `embedding` is set
   const float* embedding = nullptr;  // [H], a ready-made embedding instead of a token; copied, may be null
   StreamId stream = 0;
-  int64_t position = -1;             // must be the stream's next position; -1 = fill it in
+  int64_t position = -1;  // must be the stream's next position; -1 = fill it in
   bool wants_logits = false;
-  bool checkpoint = false;           // keep the state after this row until commit() or the stream's next step
+  bool checkpoint = false;  // keep the state after this row until commit() or the stream's next step
   RowKind kind = RowKind::kDecode;
 };
 
