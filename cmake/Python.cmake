@@ -3,6 +3,8 @@
 # In a wheel build (scikit-build-core) it goes into the package. In a plain build the build tree gets a whole package,
 # <build>/python/rocket, and a launcher of the same command line, <build>/rocket-decode. <build> is the outermost build
 # folder, whether this project or an engine's was configured.
+set(ROCKET_SHIPPED_FUELS "")
+
 find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
 
 set(pybind11_wanted "The Python module needs Python 3.10 or later with its headers, and pybind11")
@@ -29,9 +31,15 @@ endif()
 
 if(SKBUILD)
   install(TARGETS _core LIBRARY DESTINATION rocket)
-  if(EXISTS ${ROCKET_ROOT}/fuels)
-    install(DIRECTORY ${ROCKET_ROOT}/fuels DESTINATION rocket)
-  endif()
+  # Of fuels only the manifests, and the whole of those that ship: other weights may lie in the source tree.
+  file(GLOB manifests RELATIVE ${ROCKET_ROOT} ${ROCKET_ROOT}/fuels/*/fuel.yaml)
+  foreach(manifest ${manifests})
+    get_filename_component(folder ${manifest} DIRECTORY)
+    install(FILES ${ROCKET_ROOT}/${manifest} DESTINATION rocket/${folder})
+  endforeach()
+  foreach(fuel ${ROCKET_SHIPPED_FUELS})
+    install(DIRECTORY ${ROCKET_ROOT}/fuels/${fuel} DESTINATION rocket/fuels)
+  endforeach()
   return()
 endif()
 

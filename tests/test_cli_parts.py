@@ -178,6 +178,10 @@ def test_fuels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "known fuels: alpha, beta" in caught.value.hint
     with pytest.raises(FuelError, match="expected a directory, found a file"):
         fuels.resolve(str(tmp_path / "a" / "alpha" / "config.json"))
+    (tmp_path / "a" / "huge").mkdir()
+    (tmp_path / "a" / "huge" / "fuel.yaml").touch()
+    with pytest.raises(FuelError, match=r"fuel huge: .* has its manifest, but not its weights"):
+        fuels.resolve("huge")
     with pytest.raises(FuelError, match="expected a name or a directory"):
         fuels.resolve("")
 

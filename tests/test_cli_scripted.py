@@ -243,6 +243,25 @@ def test_a_reader_that_goes_away(fuel: str) -> None:
     assert (run.returncode, err) == (141, b"")
 
 
+def in_a_shell(fuel: str, redirection: str) -> subprocess.CompletedProcess:
+    command = f"{sys.executable} {FAKE} decode --fuel {fuel} --prompt x --tokens 3 {redirection}"
+    return subprocess.run(
+        command, shell=True, env=environment(), capture_output=True, check=False, timeout=60
+    )
+
+
+def test_a_disk_that_is_full(fuel: str) -> None:
+    done = in_a_shell(fuel, "--quiet > /dev/full")
+    message = b"error: No space left on device\n\nhint: check the path, its permissions and the space left\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+def test_closed_streams(fuel: str) -> None:
+    assert in_a_shell(fuel, "<&-").returncode == 0
+    assert in_a_shell(fuel, ">&-").returncode == 0
+    assert in_a_shell(fuel, "2>&-").stdout == b"AAA\n"
+
+
 def on_a_terminal(fuel: str, env: dict[str, str], *arguments: str) -> str:
     """What standard error shows when it is a terminal."""
     ours, theirs = pty.openpty()

@@ -91,7 +91,7 @@ def explain(error: BaseException) -> tuple[str, str, int]:
             EXIT_FAILURE,
         )
     if isinstance(error, OSError):
-        return describe_os_error(error), "check that the path exists and that you may use it", EXIT_FAILURE
+        return describe_os_error(error), "check the path, its permissions and the space left", EXIT_FAILURE
     if isinstance(error, ImportError) and "_core" in str(error):
         return f"the C++ module is missing: {error}", "build it with: pip install .", EXIT_FAILURE
     message = f"internal fault: {kind.__name__}: {error}"
@@ -117,11 +117,20 @@ def run_command(command: Callable[[], int | None]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except Exception as error:
+        if isinstance(error, OSError):  # standard output itself may be full
+            _silence_stdout()
         if os.environ.get("ROCKET_TRACEBACK"):
             traceback.print_exc()
         message, hint, status = explain(error)
         print_error(message, hint)
         return status
+
+
+def _open_closed_streams() -> None:
+    # Python has None for a standard stream that was closed by whatever started it.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123  (it stays open to the end)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -131,5 +140,6 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 def run_command_line(build: Callable[[], typer.Typer], name: str) -> NoReturn:
     """The main() of a console script."""
+    _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run_command(lambda: build()(prog_name=name, standalone_mode=False)))

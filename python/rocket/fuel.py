@@ -48,6 +48,12 @@ def resolve(name: str) -> Path:
     fuels = known_fuels()
     if name in fuels:
         return fuels[name]
+    for place in search_path():
+        if (place / name / "fuel.yaml").is_file():
+            raise fuel_error(
+                f"fuel {name}: {place / name} has its manifest, but not its weights (no config.json)",
+                "download the weights, and give their directory",
+            )
     close = difflib.get_close_matches(name, fuels, n=3) or _close_directories(path)
     hint = f"did you mean {' or '.join(close)}?" if close else _known_hint(fuels)
     raise fuel_error(f"fuel {name}: no such directory, and no fuel of that name", hint)
