@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rocket.random_fuel_shape import FuelOptions, RandomFuelError, Shape
+from rocket.shards import header_of, index_text, shard_names, split_by_name
 
 if TYPE_CHECKING:
     from rocket.random_fuel import TensorSpec
@@ -264,34 +265,6 @@ def write_all(directory: Path, options: FuelOptions) -> None:
         (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
-def _split(specs: Sequence["TensorSpec"], files: int) -> list[list["TensorSpec"]]:
-    """By name, as public shards are, so that an expert's tensors lie scattered; shards of about one size."""
-    total = sum(t.nbytes for t in specs)
-    shards: list[list[TensorSpec]] = [[] for _ in range(files)]
-    done = 0
-    for t in sorted(specs, key=lambda t: t.name):
-        shards[min(done * files // total, files - 1)].append(t)
-        done += t.nbytes
-    if not all(shards):
-        raise RandomFuelError(f"{len(specs)} tensors do not fill {files} files", "ask for fewer files")
-    return shards
-
-
-def _header(specs: Sequence["TensorSpec"], unaligned: bool) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for t in specs:
-        entries[t.name] = {
-            "dtype": t.dtype,
-            "shape": list(t.shape),
-            "data_offsets": [offset, offset + t.nbytes],
-        }
-        offset += t.nbytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8) + (b" " if unaligned else b"")
-    return len(text).to_bytes(8, "little") + text
-
-
 def write_tensors(
     directory: Path,
     specs: Sequence["TensorSpec"],
@@ -299,13 +272,14 @@ def write_tensors(
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     total, done = sum(t.nbytes for t in specs), 0
-    files = _split(specs, options.files)
-    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
-    if len(files) == 1:
-        names = ["model.safetensors"]
-    for name, tensors in zip(names, files, strict=True):
+    try:
+        files = split_by_name(specs, options.files)
+    except ValueError as e:
+        raise RandomFuelError(str(e), "ask for fewer files") from None
+    shards = dict(zip(shard_names(len(files)), files, strict=True))
+    for name, tensors in shards.items():
         with (directory / name).open("wb") as f:
-            f.write(_header(tensors, options.unaligned))
+            f.write(header_of(tensors, unaligned=options.unaligned))
             for t in tensors:
                 begin = f.tell()
                 for piece in t.pieces():
@@ -315,8 +289,4 @@ def write_tensors(
                         progress(done, total)
                 assert f.tell() - begin == t.nbytes, f"{t.name}: wrote {f.tell() - begin} bytes of {t.nbytes}"
     if len(files) > 1 and options.index:
-        index = {t.name: name for name, tensors in zip(names, files, strict=True) for t in tensors}
-        text = json.dumps(
-            {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))}, indent=2
-        )
-        (directory / "model.safetensors.index.json").write_text(text + "\n", encoding="utf-8")
+        (directory / "model.safetensors.index.json").write_text(index_text(shards), encoding="utf-8")
