@@ -7,10 +7,11 @@ Two counts of what a token reads. The *full-table count* takes the whole embeddi
 checkpoint do; the *touched count* takes the one row that is read (unless the table is the head as well).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +66,7 @@ class Count:
         self.parameters += elements
 
 
-def _is_matrix(t: TensorInfo) -> bool:
+def is_matrix(t: TensorInfo) -> bool:
     """Whether the engine multiplies by it: such weights keep their format, all others become float32."""
     if t.name.endswith(_BARE_MATRICES):
         return True
@@ -85,19 +86,20 @@ def loaded_bytes(t: TensorInfo, weight: TensorInfo | None = None) -> int:
     if t.name.endswith((*_GLOBALS, ".input_scale", ".input_global_scale")):
         return 0  # kept beside the weight, not in it
     if t.name.endswith(_SCALES):
-        if weight is None or _expands(weight):
+        if weight is None or expands(weight):
             return 0
         if weight.dtype == "F8_E4M3" and t.dtype in ("F32", "BF16", "F16"):  # float32, 128 x 128 blocks
             return 4 * prod(ceil(n / 128) for n in weight.shape)
         return t.nbytes
-    if not _is_matrix(t):
+    if not is_matrix(t):
         return 4 * prod(t.shape)
-    if t.dtype == "F16" or _expands(t):
+    if t.dtype == "F16" or expands(t):
         return 4 * elements_of(t)
     return t.nbytes
 
 
-def _expands(t: TensorInfo) -> bool:
+def expands(t: TensorInfo) -> bool:
+    """Whether a weight's data become float32 at load, though its format is one of a linear weight."""
     return t.dtype in ("U8", "F8_E4M3") and t.name.endswith(_EXPANDED)
 
 
@@ -112,6 +114,14 @@ class Account:
     file_bytes: int = 0
     file_count: int = 0
     hollow: bool = False
+    draft_layers: int = 0
+
+    def set_files(self, files: Sequence[Mapping[str, Any]]) -> None:
+        """What _core.read_headers says of the files."""
+        self.file_count = len(files)
+        self.file_bytes = sum(f["bytes"] for f in files)
+        self.header_bytes = self.file_bytes - sum(t[4] for f in files for t in f["tensors"])
+        self.hollow = any(f["sparse"] for f in files)
 
     def __getitem__(self, bucket: Bucket) -> Count:
         return self.buckets.get(bucket, Count())
@@ -140,6 +150,19 @@ class Account:
     @property
     def trunk_parameters(self) -> int:
         return sum(self[bucket].parameters for bucket in (*RESIDENT, Bucket.EXPERTS))
+
+    @property
+    def parameters(self) -> int:
+        """Of all tensors, draft layers and vision tower included."""
+        return sum(count.parameters for count in self.buckets.values())
+
+    @property
+    def active_parameters(self) -> int:
+        """Read for a token; of the embedding one row, unless it is the head as well."""
+        dense = sum(self[bucket].parameters for bucket in RESIDENT)
+        routed = self[Bucket.EXPERTS].parameters * self.arch.num_experts_per_tok // self.arch.n_routed_experts
+        untouched = self[Bucket.EMBED].parameters - self.arch.hidden_size
+        return dense + routed - (untouched if self[Bucket.HEAD].parameters else 0)
 
     @property
     def slot_bytes(self) -> int:
@@ -192,12 +215,6 @@ class Account:
         return self.resident_bytes - self.embed_untouched_bytes(rows) + self.routed_bytes(used)
 
     # --- draft ---------------------------------------------------------------------------------------------
-
-    @property
-    def draft_layers(self) -> int:
-        return self._draft_layers
-
-    _draft_layers: int = 0
 
     @property
     def draft_token_bytes(self) -> int:
@@ -264,7 +281,7 @@ class _Counter:
             self.account.experts.setdefault(place.layer, Count()).add(*sizes)
         elif place.bucket in (Bucket.DRAFT, Bucket.DRAFT_EXPERTS):
             self.drafts.add(place.layer)
-            self.account._draft_layers = len(self.drafts)
+            self.account.draft_layers = len(self.drafts)
 
 
 def account_of_tensors(
@@ -284,20 +301,19 @@ def account_of_inventory(
     return account_of_tensors(arch, tensors(found, scheme or Scheme()), default_naming(arch))
 
 
-def account_of_fuel(folder: str | Path, arch: Architecture | None = None) -> Account:
-    """From config.json and the checked headers of a fuel's files; reads no weights."""
+def read_tensors(folder: str | Path) -> tuple[list[TensorInfo], list[dict[str, Any]]]:
+    """The tensors of a fuel's checked headers, and what _core.read_headers gives of the files."""
     from rocket import _core
 
-    arch = arch or read_architecture(folder)
     files = _core.read_headers(str(folder))
-    found = [
-        TensorInfo(name, dtype, tuple(shape)) for f in files for name, dtype, shape, _, _ in f["tensors"]
-    ]
-    account = account_of_tensors(arch, found)
-    account.file_count = len(files)
-    account.file_bytes = sum(f["bytes"] for f in files)
-    account.header_bytes = account.file_bytes - sum(t[4] for f in files for t in f["tensors"])
-    account.hollow = any(f["sparse"] for f in files)
+    return [TensorInfo(t[0], t[1], tuple(t[2])) for f in files for t in f["tensors"]], files
+
+
+def account_of_fuel(folder: str | Path, arch: Architecture | None = None) -> Account:
+    """From config.json and the checked headers of a fuel's files; reads no weights."""
+    found, files = read_tensors(folder)
+    account = account_of_tensors(arch or read_architecture(folder), found)
+    account.set_files(files)
     return account
 
 
@@ -417,8 +433,11 @@ __all__ = [
     "account_of_inventory",
     "account_of_tensors",
     "elements_of",
+    "expands",
     "expected_union",
+    "is_matrix",
     "loaded_bytes",
+    "read_tensors",
     "trace_popularity_union",
     "trace_union",
 ]

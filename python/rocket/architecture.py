@@ -7,7 +7,7 @@ with rotary positions and plain residuals. Fields are named as in config.json an
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,25 @@ _LAYER_TYPES = {
 }
 
 
-def from_fields(chemistry: str, config: Mapping[str, Any], where: str = "config: ") -> Architecture:
+_LISTS = {
+    GLM5_NEXT: ("layer_types", "mlp_layer_types", "indexer_types", "index_topk_pattern"),
+    GLM_MOE_DSA: ("mlp_layer_types", "indexer_types", "index_topk_pattern"),
+}
+_SCHEDULES = ("first_k_dense_replace", "index_topk_freq", "index_skip_topk_offset")
+_FLAGS = {
+    GLM5_NEXT: ("tie_word_embeddings", "attention_bias", "index_kpool_always_select_tail"),
+    GLM_MOE_DSA: ("tie_word_embeddings", "attention_bias"),
+}
+
+
+def config_fields(chemistry: str) -> tuple[str, ...]:
+    """The fields of a config that from_fields looks at."""
+    return (*_DEFAULTS[chemistry], *_LISTS[chemistry], *_SCHEDULES, *_FLAGS[chemistry])
+
+
+def from_fields(
+    chemistry: str, config: Mapping[str, Any], where: str = "config: ", vision: VisionTower | None = None
+) -> Architecture:
     """From the fields of a text config (a config.json's own, or its text_config). Throws ConfigError."""
     if chemistry not in CHEMISTRIES:
         raise ConfigError(
@@ -255,6 +273,7 @@ def from_fields(chemistry: str, config: Mapping[str, Any], where: str = "config:
         index_kpool_always_select_tail=tail,
         tie_word_embeddings=_flag(config, "tie_word_embeddings", False, where),
         attention_bias=_flag(config, "attention_bias", False, where),
+        vision=vision,
         **numbers,
     )
 
@@ -270,6 +289,35 @@ def _check(numbers: Mapping[str, int], where: str) -> None:
             f"{where}index_topk: expected a multiple of index_kpool ({numbers['index_kpool']}), "
             f"found {numbers['index_topk']}"
         )
+
+
+def to_fields(arch: Architecture) -> dict[str, Any]:
+    """The text config that from_fields reads as this architecture."""
+    fields: dict[str, Any] = {name: getattr(arch, name) for name in _DEFAULTS[arch.chemistry]}
+    fields |= {name: getattr(arch, name) for name in _FLAGS[arch.chemistry]}
+    fields["num_key_value_heads"] = arch.num_attention_heads
+    fields["mlp_layer_types"] = ["sparse" if moe else "dense" for moe in arch.is_moe]
+    fields["indexer_types"] = ["full" if full else "shared" for full in arch.indexer_full]
+    if arch.chemistry == GLM5_NEXT:
+        names = ("linear_attention", "deepseek_sparse_attention")
+        fields["layer_types"] = [names[0] if kda else names[1] for kda in arch.is_kda]
+    return fields
+
+
+def to_config(arch: Architecture) -> dict[str, Any]:
+    """A config.json of this architecture."""
+    if arch.chemistry == GLM_MOE_DSA:
+        return {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": GLM_MOE_DSA, **to_fields(arch)}
+    text = {"model_type": "glm5_next_text", **to_fields(arch)}
+    config = {
+        "architectures": ["Glm5NextForConditionalGeneration"],
+        "model_type": GLM5_NEXT,
+        "tie_word_embeddings": arch.tie_word_embeddings,
+        "text_config": text,
+    }
+    if arch.vision is not None:
+        config["vision_config"] = {"model_type": "glm5_next_vision", **asdict(arch.vision)}
+    return config
 
 
 def from_core(fields: Mapping[str, Any], vision: Mapping[str, Any] | None = None) -> Architecture:

@@ -346,6 +346,7 @@ class Scheme:
 
     experts: str = "nvfp4"  # FORMATS; nvfp4 is ModelOpt's spelling, nvfp4-packed compressed-tensors'
     linear: str = "bf16"
+    shared: str | None = None
     dense_mlp: str | None = None
     draft: str | None = None
     draft_experts: str | None = None
@@ -369,6 +370,7 @@ class Scheme:
             Bucket.EXPERTS: self.experts,
             Bucket.DRAFT_EXPERTS: self.draft_experts or self.experts,
             Bucket.DRAFT: self.draft or self.linear,
+            Bucket.SHARED: self.shared or self.linear,
             Bucket.DENSE_MLP: self.dense_mlp or self.linear,
             Bucket.HEAD: self.head,
         }

@@ -1,0 +1,102 @@
+"""A fuel as the control layer sees it: weights on disk whose headers can be read, or a manifest alone."""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocket.accounting import Account, account_of_inventory, account_of_tensors, read_tensors
+from rocket.architecture import ConfigError, read_architecture
+from rocket.failures import fuel_error
+from rocket.fuel import known_fuels
+from rocket.inventory import default_naming, detect_naming
+from rocket.manifest import MANIFEST, Manifest, ManifestFile, known_manifests, read_manifest
+from rocket.validate import Weights
+
+
+@dataclass(frozen=True)
+class FuelSource:
+    """Where a fuel's numbers come from."""
+
+    name: str
+    weights_dir: Path | None
+    manifest: ManifestFile | None
+
+    def weights(self) -> Weights:
+        """From the headers where there are weights, else from the manifest."""
+        if self.weights_dir is not None:
+            return weights_of_folder(self.weights_dir)
+        assert self.manifest is not None
+        return weights_of_manifest(self.manifest.manifest)
+
+    def account(self) -> Account:
+        return self.weights().account
+
+    @property
+    def id(self) -> str:
+        """The manifest's name, else the folder's."""
+        if self.manifest is not None:
+            return self.manifest.manifest.id
+        return Path(self.name).resolve().name if self.weights_dir == Path(self.name) else self.name
+
+    @property
+    def origin(self) -> str:
+        """What the numbers are taken from, in words."""
+        if self.weights_dir is not None:
+            return f"from the headers in {self.weights_dir}"
+        assert self.manifest is not None
+        return f"from the manifest {self.manifest.path}; there are no weights beside it"
+
+
+def weights_of_folder(folder: str | Path) -> Weights:
+    """From config.json and the headers of a fuel's files."""
+    try:
+        arch = read_architecture(folder)
+    except ConfigError as error:
+        raise fuel_error(str(error), error.hint or "check the fuel's config.json") from None
+    found, files = read_tensors(folder)
+    naming = detect_naming([t.name for t in found])
+    account = account_of_tensors(arch, found, naming)
+    account.set_files(files)
+    return Weights(account, found, naming)
+
+
+def weights_of_manifest(manifest: Manifest) -> Weights:
+    """What the fuel of a manifest would have."""
+    formats = manifest.weight_formats
+    account = account_of_inventory(manifest.model, formats.scheme, own_head=formats.draft_own_head)
+    return Weights(account, None, default_naming(manifest.model))
+
+
+def locate(name: str) -> FuelSource:
+    """A fuel given as a folder, by name, or as a manifest's file. Throws FuelError with the candidates."""
+    path = Path(name) if name and "\0" not in name else None
+    if path is not None and path.is_dir():
+        return _in_folder(name, path)
+    if path is not None and path.is_file():
+        if path.suffix not in (".yaml", ".yml"):
+            raise fuel_error(
+                f"fuel {name}: expected a folder or a {MANIFEST}, found another file",
+                f"did you mean its folder, {path.parent}?",
+            )
+        return FuelSource(name, None, read_manifest(path))
+    weights, manifests = known_fuels(), known_manifests()
+    if name in weights or name in manifests:
+        manifest = read_manifest(manifests[name]) if name in manifests else None
+        return FuelSource(name, weights.get(name), manifest)
+    known = sorted({*weights, *manifests})
+    close = difflib.get_close_matches(name, known, n=3)
+    listed = f"known fuels: {', '.join(known) or 'none'}; or give a folder that holds config.json"
+    hint = f"did you mean {' or '.join(close)}?" if close else listed
+    raise fuel_error(f"fuel {name!r}: no such folder, and no fuel of that name", hint)
+
+
+def load_account(name: str) -> tuple[str, Account]:
+    """The name and the account of a fuel given as locate takes it."""
+    source = locate(name)
+    return source.id, source.account()
+
+
+def _in_folder(name: str, folder: Path) -> FuelSource:
+    manifest = read_manifest(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
+    weights = folder if (folder / "config.json").is_file() or manifest is None else None
+    return FuelSource(name, weights, manifest)
