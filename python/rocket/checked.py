@@ -1,0 +1,127 @@
+"""Files that are checked against a pydantic model. What is wrong with one is said in a line: field, value, what
+is allowed. Nothing of a wrong file is used."""
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from rocket.errors import UsageError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_TYPES = {
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "string": "a text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "an object",
+    "model": "an object",
+}
+_LIMITS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+
+
+def parse_yaml(data: bytes, where: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe").load(data)
+    except (YAMLError, UnicodeDecodeError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UsageError(f"{where}: broken YAML{place}: {problem}", "correct the file") from None
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: broken JSON: {error}", "correct the file, or write it again") from None
+
+
+def shown(value: Any) -> str:
+    """A value as a file has it, on one line and not too long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def validate(model: type[Model], value: Any, where: str, hint: str) -> Model:
+    """The checked value. Throws UsageError about the first thing that is wrong."""
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: expected an object of fields, found {shown(value)}", hint)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        # An unknown field first: it is often the misspelt name of one that is missing.
+        wrong = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")[0]
+        raise UsageError(f"{where}: {_describe(wrong, model)}", hint) from None
+
+
+def _field(place: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _describe(error: Any, model: type[BaseModel]) -> str:
+    kind, place, found = error["type"], error["loc"], error["input"]
+    name = _field(place)
+    if kind == "extra_forbidden":
+        known = list(_owner(model, place[:-1]).model_fields)
+        close = difflib.get_close_matches(str(place[-1]), known, n=1)
+        allowed = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
+        return f"{name}: unknown field (its value is {shown(found)}); {allowed}"
+    if kind == "missing":
+        return f"{name}: missing; expected {_expected_of(model, place)}"
+    if kind == "value_error":
+        message = str(error["ctx"]["error"])
+        return f"{name}: {message}" if name else message
+    return f"{name}: expected {_expected(error, model)}, found {shown(found)}"
+
+
+def _expected(error: Any, model: type[BaseModel]) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "literal_error":
+        return f"one of {context['expected']}"
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        return _expected_of(model, error["loc"]) if len(error["loc"]) == 1 else _limit(context)
+    if kind == "finite_number":
+        return "a finite number"
+    if kind.startswith("string_pattern"):
+        return f"a text like {context['pattern']}"
+    return _TYPES.get(kind.split("_")[0], error["msg"])
+
+
+def _limit(context: dict[str, Any]) -> str:
+    return " and ".join(f"a number {word} {context[key]:g}" for key, word in _LIMITS.items() if key in context)
+
+
+def _owner(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model that holds the field at a place, as far as models nest."""
+    for part in place:
+        field = model.model_fields.get(str(part))
+        inner = next(_models(field.annotation), None) if field else None
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a type, perhaps an optional one, names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def _expected_of(model: type[BaseModel], place: tuple[int | str, ...]) -> str:
+    field = _owner(model, place[:-1]).model_fields.get(str(place[-1]))
+    return (field.description if field else None) or "a value"
