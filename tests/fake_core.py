@@ -171,6 +171,10 @@ def read_config(directory):
     return {"vocab_size": VOCAB, "max_position_embeddings": SCRIPT.get("model_context", 10**6)}
 
 
+def read_headers(directory):
+    return []
+
+
 def read_rate_gb_s(bytes=0, threads=0, seconds=0.5):
     return 10.0
 

@@ -47,7 +47,7 @@ _SCALES = (".weight_scale", ".weight_scale_inv")
 _GLOBALS = (".weight_scale_2", ".weight_global_scale")
 _BARE_MATRICES = ("hc_attn_fn", "hc_ffn_fn", "index_kpool_compress_gate")
 # Expanded to float32 at load if quantised: used row by row or taken apart.
-_EXPANDED = ("embed_tokens.weight", "kv_b_proj.weight", "hc_attn_fn", "hc_ffn_fn")
+_EXPANDED = ("embed_tokens", "kv_b_proj", "hc_attn_fn", "hc_ffn_fn")
 
 
 @dataclass
@@ -59,11 +59,11 @@ class Count:
     loaded: int = 0
     parameters: int = 0
 
-    def add(self, stored: int, loaded: int, elements: int) -> None:
-        self.tensors += 1
-        self.stored += stored
-        self.loaded += loaded
-        self.parameters += elements
+    def add(self, stored: int, loaded: int, elements: int, times: int = 1) -> None:
+        self.tensors += times
+        self.stored += stored * times
+        self.loaded += loaded * times
+        self.parameters += elements * times
 
 
 def is_matrix(t: TensorInfo) -> bool:
@@ -100,7 +100,8 @@ def loaded_bytes(t: TensorInfo, weight: TensorInfo | None = None) -> int:
 
 def expands(t: TensorInfo) -> bool:
     """Whether a weight's data become float32 at load, though its format is one of a linear weight."""
-    return t.dtype in ("U8", "F8_E4M3") and t.name.endswith(_EXPANDED)
+    name = t.name.removesuffix(".weight_packed").removesuffix(".weight")
+    return t.dtype in ("U8", "F8_E4M3") and name.endswith(_EXPANDED)
 
 
 @dataclass
@@ -225,7 +226,7 @@ class Account:
 
 def expected_union(experts: int, topk: int, rows: int) -> float:
     """Expected distinct experts when each of `rows` rows draws `topk` different ones uniformly."""
-    return experts * (1 - (1 - topk / experts) ** rows)
+    return experts - (experts - topk) * (1 - topk / experts) ** (rows - 1)
 
 
 def trace_union(routes: npt.NDArray[np.integer], rows: int) -> list[float]:
@@ -265,17 +266,25 @@ class _Counter:
         self.naming = naming
         self.drafts: set[int] = set()
 
-    def add_all(self, found: Sequence[TensorInfo]) -> None:
+    def add_all(self, found: Sequence[TensorInfo], times: int = 1) -> None:
         weights = {t.name: t for t in found if t.name.endswith((".weight", ".weight_packed"))}
+        # Beside a weight lie its scales: hundreds of thousands of names, a third as many places.
+        places: dict[str, Place] = {}
         for t in found:
+            module, _, suffix = t.name.rpartition(".")
             owner = None
-            if t.name.endswith(_SCALES):
-                base = t.name.rsplit(".", 1)[0]
-                owner = weights.get(base + ".weight_packed") or weights.get(base + ".weight")
-            self.add(t, classify(t.name, self.account.arch, self.naming), owner)
+            if suffix in ("weight_scale", "weight_scale_inv"):
+                owner = weights.get(module + ".weight_packed") or weights.get(module + ".weight")
+            if suffix.startswith("weight"):
+                place = places.get(module)
+                if place is None:
+                    place = places[module] = classify(t.name, self.account.arch, self.naming)
+            else:
+                place = classify(t.name, self.account.arch, self.naming)
+            self.add(t, place, owner, times)
 
-    def add(self, t: TensorInfo, place: Place, owner: TensorInfo | None) -> None:
-        sizes = (t.nbytes, loaded_bytes(t, owner), elements_of(t))
+    def add(self, t: TensorInfo, place: Place, owner: TensorInfo | None, times: int) -> None:
+        sizes = (t.nbytes, loaded_bytes(t, owner), elements_of(t), times)
         self.account.buckets.setdefault(place.bucket, Count()).add(*sizes)
         if place.bucket is Bucket.EXPERTS:
             self.account.experts.setdefault(place.layer, Count()).add(*sizes)
@@ -297,8 +306,14 @@ def account_of_inventory(
     arch: Architecture, scheme: Scheme | None = None, *, drafts: int | None = None, own_head: bool = False
 ) -> Account:
     """What a fuel of this architecture and weight format would have."""
-    found = parameters(arch, drafts=drafts, draft_own_head=own_head)
-    return account_of_tensors(arch, tensors(found, scheme or Scheme()), default_naming(arch))
+    scheme = scheme or Scheme()
+    # One expert stands for all of its layer.
+    found = parameters(arch, drafts=drafts, draft_own_head=own_head, experts=1)
+    counter = _Counter(arch, default_naming(arch))
+    counter.add_all(list(tensors([p for p in found if p.expert < 0], scheme)))
+    experts = tensors([p for p in found if p.expert >= 0], scheme)
+    counter.add_all(list(experts), times=arch.n_routed_experts)
+    return counter.account
 
 
 def read_tensors(folder: str | Path) -> tuple[list[TensorInfo], list[dict[str, Any]]]:

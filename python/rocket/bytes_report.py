@@ -144,45 +144,50 @@ def _line(label: str, layers: int | None, size: str, note: str = "") -> str:
     return f"{label:<{_LABEL}}{shown:>{_LAYERS}}{size:>{_SIZE}}   {note}".rstrip()
 
 
-def _gib(count: float) -> str:
-    return f"{count / GIB:.2f}"
+class Unit:
+    """GiB, or MiB for fuels that would show as zeros."""
 
+    def __init__(self, largest: int) -> None:
+        self.name, self.size = ("GiB", GIB) if largest >= GIB else ("MiB", MIB)
 
-def _title(text: str) -> str:
-    return f"{text:<{_LABEL}}{'layers':>{_LAYERS}}{'GiB':>{_SIZE}}"
+    def show(self, count: float) -> str:
+        return f"{count / self.size:.2f}"
+
+    def title(self, text: str) -> str:
+        return f"{text:<{_LABEL}}{'layers':>{_LAYERS}}{self.name:>{_SIZE}}"
 
 
 def _plain(count: int) -> str:
     return f"{count:,}"
 
 
-def weight_lines(account: Account) -> list[str]:
+def weight_lines(account: Account, unit: Unit) -> list[str]:
     """The weights that a token reads."""
     a = account.arch
-    lines = [_title("weights that a token reads")]
-    lines += [_line(label, layers, _gib(count)) for label, layers, count in resident_rows(account)]
-    lines.append(_line("resident subtotal", None, _gib(account.resident_bytes)))
+    lines = [unit.title("weights that a token reads")]
+    lines += [_line(label, layers, unit.show(count)) for label, layers, count in resident_rows(account)]
+    lines.append(_line("resident subtotal", None, unit.show(account.resident_bytes)))
     routed = f"routed experts, top-{a.num_experts_per_tok} of {a.n_routed_experts}"
-    lines.append(_line(routed, a.moe_layers, _gib(account.routed_token_bytes)))
+    lines.append(_line(routed, a.moe_layers, unit.show(account.routed_token_bytes)))
     whole = account.token_bytes_full_table
-    lines.append(_line("per-token weight traffic", None, _gib(whole), "full-table count"))
+    lines.append(_line("per-token weight traffic", None, unit.show(whole), "full-table count"))
     note = "touched count: one embedding row"
     if whole == account.token_bytes_touched:
         note = "touched count: the embedding is the head as well"
-    return [*lines, _line("", None, _gib(account.token_bytes_touched), note)]
+    return [*lines, _line("", None, unit.show(account.token_bytes_touched), note)]
 
 
-def disk_lines(account: Account) -> list[str]:
+def disk_lines(account: Account, unit: Unit) -> list[str]:
     a = account.arch
-    lines = [_title("on disk" if account.file_count else "on disk, by the manifest")]
+    lines = [unit.title("on disk" if account.file_count else "on disk, by the manifest")]
     slots = f"{_plain(a.moe_layers * a.n_routed_experts)} slots of {account.slot_bytes / MIB:.2f} MiB"
-    lines.append(_line("resident weights", a.num_hidden_layers, _gib(account.resident_bytes)))
+    lines.append(_line("resident weights", a.num_hidden_layers, unit.show(account.resident_bytes)))
     for label, layers, count in disk_rows(account):
-        lines.append(_line(label, layers, _gib(count), slots if label == "all routed experts" else ""))
+        lines.append(_line(label, layers, unit.show(count), slots if label == "all routed experts" else ""))
     whole = account.file_bytes or account.tensor_bytes
     files = f"{_plain(account.file_count)} files" if account.file_count else ""
     files += ", hollow: names and shapes without data" if account.hollow else ""
-    return [*lines, _line("all", None, _gib(whole), files)]
+    return [*lines, _line("all", None, unit.show(whole), files)]
 
 
 def state_lines(account: Account, state: State, context: int) -> list[str]:
@@ -211,13 +216,13 @@ def state_lines(account: Account, state: State, context: int) -> list[str]:
     return [*lines, line("all", a.num_hidden_layers, kept, read, write)]
 
 
-def step_lines(account: Account, trace: Routing | None) -> list[str]:
+def step_lines(account: Account, unit: Unit, trace: Routing | None) -> list[str]:
     """Steps of M rows, such as drafts to verify or a batch."""
     columns = [("uniform", "uniform routing")]
     if trace is not None:
         columns += [("trace_apart", "trace, rows apart"), ("trace_in_order", "trace, rows in order")]
     head = f"{'rows':>4}" + "".join(f"{title:>24}" for _, title in columns)
-    units = f"{'':>4}" + f"{'experts a layer':>16}{'GiB':>8}" * len(columns)
+    units = f"{'':>4}" + f"{'experts a layer':>16}{unit.name:>8}" * len(columns)
     lines = ["a step of M rows reads (touched count)", head, units]
     for entry in step_rows(account, trace):
         line = f"{entry['rows']:>4}"
@@ -226,7 +231,7 @@ def step_lines(account: Account, trace: Routing | None) -> list[str]:
             line += (
                 f"{'-':>16}{'-':>8}"
                 if step is None
-                else f"{step['experts_per_layer']:>16.1f}{_gib(step['bytes']):>8}"
+                else f"{step['experts_per_layer']:>16.1f}{unit.show(step['bytes']):>8}"
             )
         lines.append(line)
     return lines
@@ -235,7 +240,8 @@ def step_lines(account: Account, trace: Routing | None) -> list[str]:
 def heading(account: Account, name: str, origin: str) -> str:
     a = account.arch
     kinds = f"{a.kda_layers} KDA, " if a.kda_layers else ""
-    size = f"{account.trunk_parameters / 1e9:.1f} B parameters"
+    count = account.trunk_parameters
+    size = f"{count / 1e9:.1f} B parameters" if count >= 1e8 else f"{count / 1e6:.2f} M parameters"
     return (
         f"{name}: {a.chemistry}, {a.num_hidden_layers} layers ({kinds}{a.mla_layers} sparse MLA; "
         f"{a.dense_layers} dense, {a.moe_layers} MoE), {size}\n{origin}"
@@ -245,11 +251,12 @@ def heading(account: Account, name: str, origin: str) -> str:
 def report(
     account: Account, name: str, origin: str, state: State, context: int, trace: Routing | None = None
 ) -> str:
+    unit = Unit(account.tensor_bytes)
     parts = [
         heading(account, name, origin),
-        "\n".join(weight_lines(account)),
-        "\n".join(disk_lines(account)),
+        "\n".join(weight_lines(account, unit)),
+        "\n".join(disk_lines(account, unit)),
         "\n".join(state_lines(account, state, context)),
-        "\n".join(step_lines(account, trace)),
+        "\n".join(step_lines(account, unit, trace)),
     ]
     return "\n\n".join(parts) + "\n"

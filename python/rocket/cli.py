@@ -10,6 +10,8 @@ from rocket.errors import run_command_line
 COMMANDS = (
     "rocket.score",
     "rocket.bench",
+    "rocket.fuel_command",
+    "rocket.bytes_command",
 )
 
 

@@ -11,7 +11,7 @@ from rocket.formats import format_rows
 from rocket.fuel import known_fuels
 from rocket.fuel_account import locate, weights_of_folder, weights_of_manifest
 from rocket.fuel_report import formats_text, manifest_text, mismatch_text, table
-from rocket.hollow import write_hollow
+from rocket.hollow import disk_bytes, write_hollow
 from rocket.manifest import find_manifest, known_manifests, read_manifest
 from rocket.options import flag, string
 from rocket.validate import compare, fix, require_same_model
@@ -114,7 +114,7 @@ def hollow(
         path = write_hollow(file.manifest, folder, progress)
     files = list(path.glob("*.safetensors"))
     size = sum(f.stat().st_size for f in files)
-    used = sum(f.stat().st_blocks * 512 for f in path.iterdir())
+    used = sum(map(disk_bytes, path.iterdir()))
     notes.say(f"{path}: {len(files)} files of {size / GIB:.2f} GiB, which take {used / 1e6:.0f} MB on disk")
     return 0
 

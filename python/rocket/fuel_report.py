@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from rocket.accounting import GIB, Account
+from rocket.accounting import Account
 from rocket.architecture import GLM5_NEXT
+from rocket.bytes_report import Unit
 from rocket.formats import FormatRow
 from rocket.manifest import ByDtype, Manifest, ManifestFile, Number
 from rocket.validate import Mismatch, Value, written
@@ -68,15 +69,16 @@ def _section_lines(section: object) -> list[str]:
 
 def formats_text(account: Account, rows: Sequence[FormatRow], folder: str) -> str:
     """The weight formats of a checkpoint, and what the engine does with each at load."""
-    cells = [("part", "format", "weights", "GiB", "in memory", "at load")]
+    unit = Unit(account.tensor_bytes)
+    cells = [("part", "format", "weights", unit.name, "in memory", "at load")]
     for row in rows:
-        loaded = "-" if row.loaded_bytes == 0 else f"{row.loaded_bytes / GIB:.2f}"
+        loaded = "-" if row.loaded_bytes == 0 else unit.show(row.loaded_bytes)
         cells.append(
             (
                 row.group,
                 row.format_name,
                 f"{row.weights:,}",
-                f"{row.stored_bytes / GIB:.2f}",
+                unit.show(row.stored_bytes),
                 loaded,
                 row.treatment,
             )

@@ -18,7 +18,7 @@ from rocket.inventory import TensorInfo, parameters, tensors
 from rocket.manifest import Manifest
 from rocket.shards import header_of, index_text, shard_names, split_by_name
 
-_PROBE_BYTES = 256 << 20
+PROBE_BYTES = 256 << 20
 
 
 def hollow_tensors(manifest: Manifest) -> list[TensorInfo]:
@@ -60,6 +60,11 @@ def write_hollow(manifest: Manifest, target: str, progress: Progress | None = No
     return path
 
 
+def disk_bytes(file: Path) -> int:
+    """What a file takes of its disk; holes take nothing."""
+    return file.stat().st_blocks * 512
+
+
 def _check_target(path: Path) -> None:
     hint = "give a folder that does not exist yet"
     if path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -74,11 +79,11 @@ def _check_holes(folder: Path) -> None:
     """A disk that keeps no holes would fill up."""
     probe = folder / "probe"
     with probe.open("wb") as file:
-        file.truncate(_PROBE_BYTES)
+        file.truncate(PROBE_BYTES)
         os.fsync(file.fileno())
-        used = os.fstat(file.fileno()).st_blocks * 512
+    used = disk_bytes(probe)
     probe.unlink()
-    if used >= _PROBE_BYTES:
+    if used >= PROBE_BYTES:
         raise CliError(
             f"{folder.parent}: its file system keeps no holes in files, so the fuel would take its full size",
             "give a folder on another disk",

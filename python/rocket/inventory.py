@@ -158,9 +158,10 @@ def _classify_in_layer(rest: str, layer: int, arch: Architecture) -> Place:
 class _Walk:
     """Lists parameters in the order in which data flows."""
 
-    def __init__(self, arch: Architecture, naming: Naming) -> None:
+    def __init__(self, arch: Architecture, naming: Naming, experts: int) -> None:
         self.arch = arch
         self.naming = naming
+        self.experts = experts  # of each MoE layer to list
         self.found: list[Parameter] = []
 
     def add(self, name: str, shape: tuple[int, ...], kind: Kind) -> None:
@@ -187,7 +188,7 @@ class _Walk:
         a = self.arch
         self.add(layer + "mlp.gate", (a.n_routed_experts, a.hidden_size), Kind.ROUTER)
         self.small(layer + "mlp.gate.e_score_correction_bias", a.n_routed_experts)
-        for e in range(a.n_routed_experts):
+        for e in range(self.experts):
             self.mlp(f"{layer}mlp.experts.{e}", a.moe_intermediate_size)
         self.mlp(layer + "mlp.shared_experts", a.moe_intermediate_size * a.n_shared_experts)
 
@@ -316,9 +317,13 @@ def parameters(
     *,
     drafts: int | None = None,
     draft_own_head: bool = False,
+    experts: int | None = None,
 ) -> list[Parameter]:
-    """Every parameter of a model. `drafts`: draft layers, by default as many as the config announces."""
-    walk = _Walk(arch, naming or default_naming(arch))
+    """Every parameter of a model. `drafts`: draft layers, by default as many as the config announces.
+
+    `experts`: list only so many of each MoE layer; all have the same shapes.
+    """
+    walk = _Walk(arch, naming or default_naming(arch), arch.n_routed_experts if experts is None else experts)
     name = walk.naming.trunk
     walk.add(name + "embed_tokens", (arch.vocab_size, arch.hidden_size), Kind.EMBEDDING)
     for i in range(arch.num_hidden_layers):

@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from rocket.failures import fuel_error, input_error
+from rocket.failures import fuel_error, input_error, refuse_hollow
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 
@@ -96,6 +96,7 @@ class Tokenizer:
         try:
             data = self.file.read_bytes()
         except FileNotFoundError:
+            refuse_hollow(self.file.parent)
             raise fuel_error(
                 f"{self.file}: not found; text needs a tokenizer",
                 "copy tokenizer.json into the fuel's folder, or give token ids: --prompt-ids 1,2,3",

@@ -12,9 +12,9 @@ def main() -> None:
     if importlib.util.find_spec("rocket") is None:  # not installed: the source tree's
         sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
     import typer
-    from rocket.errors import run_command_line
 
     from rocket.bytes_command import register
+    from rocket.errors import run_command_line
 
     def build() -> typer.Typer:
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
