@@ -355,8 +355,8 @@ int main() {
     }
     for (const Case& c : {Case{37, 4, 1024}, Case{20, 4, 100, true}, Case{9, 3, 2048}})
       check_bits(ops, isa, c);
-    for (const Case& c :
-         {Case{1, 4, 4096}, Case{64, 4, 100}, Case{7, 3, 37}, Case{2, 8, 1030}, Case{3, 1, 5}}) {
+    for (const Case& c : {Case{1, 4, 4096}, Case{64, 4, 100}, Case{40, 4, 1024}, Case{7, 3, 37},
+                          Case{2, 8, 1030}, Case{3, 1, 5}}) {
       check_post(ops, isa, c);
       check_head(ops, isa, c);
     }

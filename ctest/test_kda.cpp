@@ -474,6 +474,7 @@ int main() {
     check_l2norm(ops, isa);
     nan_stays_in_its_stream(ops, isa);
     check_gated_norm(ops, isa, 1, 8, 128);
+    check_gated_norm(ops, isa, 64, 8, 128);
     check_gated_norm(ops, isa, 64, 3, 40);
     check_gated_norm(ops, isa, 5, 2, 8);
   });

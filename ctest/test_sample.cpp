@@ -165,6 +165,9 @@ void check_filters() {
     seeded.seed = 42;
     check_distribution(seeded, logits, c.name);
   }
+  // A mass that top_p meets exactly is enough.
+  check_walk({1.0f, 0, 0.5f}, {0.0f, 0.0f}, "one of two");
+  check_walk({1.0f, 0, 0.75f}, {1.0f, 1.0f, 1.0f, 1.0f}, "three of four");
   // Flat logits reach far into the tail: the walk must sort on, piece by piece, and keep ids ascending within
   // ties.
   std::vector<float> flat(5000, 0.5f);

@@ -1,6 +1,6 @@
 #include "base/error.h"
 #include "ops/cpu_ops.h"
-#include "ops/grain.h"
+#include "ops/parallel.h"
 
 namespace rocket::ROCKET_ISA {
 namespace {
@@ -40,7 +40,7 @@ void embed(const EmbedParams& p, Exec& exec) {
     fail_op("embed", "table format (kF32 or kBF16)", static_cast<int64_t>(WeightFormat::kBF16),
             static_cast<int64_t>(p.table.format));
   }
-  exec.pool->loop(p.rows, grain(p.streams * p.table.in), [&](int64_t begin, int64_t end, int) {
+  parallel(exec, p.rows, p.streams * p.table.in, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) embed_row(p, row);
   });
 }

@@ -1,6 +1,6 @@
 #include "base/error.h"
 #include "ops/cpu_ops.h"
-#include "ops/grain.h"
+#include "ops/parallel.h"
 
 namespace rocket::ROCKET_ISA {
 namespace {
@@ -251,31 +251,30 @@ void pre_chunk(const HyperPreParams& p, Exec& exec, int64_t first, int64_t rows)
   const int64_t ldfn = flat * (bf16 ? 2 : 4), ldout = blocks * kPartials;
   float partial[kChunk * kMaxBlocks * kPartials];
 
-  exec.pool->loop(
-      blocks * (groups + 1) * row_blocks, grain(kGroup * length), [&](int64_t begin, int64_t end, int) {
-        for (int64_t item = begin; item < end; ++item) {
-          const int64_t row = item % row_blocks * kBlockRows, group = item / row_blocks % (groups + 1);
-          const int64_t block = item / row_blocks / (groups + 1);
-          const int64_t from = block * length, to = from + length < flat ? from + length : flat;
-          const int count = static_cast<int>(rows - row < kBlockRows ? rows - row : kBlockRows);
-          const float* x = p.x + (first + row) * flat;
-          float* out = partial + row * ldout + block * kPartials;
-          if (group == groups) {
-            for (int r = 0; r < count; ++r) {
-              const float* segment = x + r * flat + from;
-              out[r * ldout + outputs] = dot(segment, segment, to - from);
-            }
-            continue;
-          }
-          const int o = static_cast<int>(group) * kGroup, width = outputs - o < kGroup ? outputs - o : kGroup;
-          if (bf16) {
-            group_products<true>(x, flat, count, fn + o * ldfn, ldfn, width, from, to, out + o, ldout);
-          } else {
-            group_products<false>(x, flat, count, fn + o * ldfn, ldfn, width, from, to, out + o, ldout);
-          }
+  parallel(exec, blocks * (groups + 1) * row_blocks, kGroup * length, [&](int64_t begin, int64_t end, int) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item % row_blocks * kBlockRows, group = item / row_blocks % (groups + 1);
+      const int64_t block = item / row_blocks / (groups + 1);
+      const int64_t from = block * length, to = from + length < flat ? from + length : flat;
+      const int count = static_cast<int>(rows - row < kBlockRows ? rows - row : kBlockRows);
+      const float* x = p.x + (first + row) * flat;
+      float* out = partial + row * ldout + block * kPartials;
+      if (group == groups) {
+        for (int r = 0; r < count; ++r) {
+          const float* segment = x + r * flat + from;
+          out[r * ldout + outputs] = dot(segment, segment, to - from);
         }
-      });
-  exec.pool->loop(rows, grain(2 * flat), [&](int64_t begin, int64_t end, int) {
+        continue;
+      }
+      const int o = static_cast<int>(group) * kGroup, width = outputs - o < kGroup ? outputs - o : kGroup;
+      if (bf16) {
+        group_products<true>(x, flat, count, fn + o * ldfn, ldfn, width, from, to, out + o, ldout);
+      } else {
+        group_products<false>(x, flat, count, fn + o * ldfn, ldfn, width, from, to, out + o, ldout);
+      }
+    }
+  });
+  parallel(exec, rows, 2 * flat, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) finish_row(p, first + row, partial + row * ldout, blocks);
   });
 }
@@ -329,21 +328,21 @@ void hyper_post(const HyperPostParams& p, Exec& exec) {
   check_streams("hyper_post", p.streams);
   constexpr int64_t kTile = 1024;
   const int64_t tiles = (p.hidden + kTile - 1) / kTile, n = p.streams;
-  exec.pool->loop(p.rows * tiles, grain(2 * n * (p.hidden < kTile ? p.hidden : kTile)),
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t item = begin; item < end; ++item) {
-                      const int64_t row = item / tiles, from = item % tiles * kTile;
-                      const int64_t to = from + kTile < p.hidden ? from + kTile : p.hidden;
-                      float* x = p.x + row * n * p.hidden;
-                      const float* block = p.block + row * p.hidden;
-                      const float *post = p.post + row * n, *comb = p.comb + row * n * n;
-                      if (n == 4) {
-                        expand<4>(x, block, post, comb, 4, p.hidden, from, to);
-                      } else {
-                        expand<0>(x, block, post, comb, p.streams, p.hidden, from, to);
-                      }
-                    }
-                  });
+  parallel(exec, p.rows * tiles, 2 * n * (p.hidden < kTile ? p.hidden : kTile),
+           [&](int64_t begin, int64_t end, int) {
+             for (int64_t item = begin; item < end; ++item) {
+               const int64_t row = item / tiles, from = item % tiles * kTile;
+               const int64_t to = from + kTile < p.hidden ? from + kTile : p.hidden;
+               float* x = p.x + row * n * p.hidden;
+               const float* block = p.block + row * p.hidden;
+               const float *post = p.post + row * n, *comb = p.comb + row * n * n;
+               if (n == 4) {
+                 expand<4>(x, block, post, comb, 4, p.hidden, from, to);
+               } else {
+                 expand<0>(x, block, post, comb, p.streams, p.hidden, from, to);
+               }
+             }
+           });
 }
 
 void hyper_head(const HyperHeadParams& p, Exec& exec) {
@@ -352,7 +351,7 @@ void hyper_head(const HyperHeadParams& p, Exec& exec) {
   float share[kMaxStreams];
   for (int i = 0; i < p.streams; ++i) share[i] = 1.0f / static_cast<float>(p.streams);
   const int64_t flat = static_cast<int64_t>(p.streams) * p.hidden;
-  exec.pool->loop(p.rows, grain(flat), [&](int64_t begin, int64_t end, int) {
+  parallel(exec, p.rows, flat, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       collapse_norm(p.x + p.row_index[row] * flat, share, p.streams, p.hidden, p.norm_weight, p.rms_eps,
                     p.y + row * p.hidden);

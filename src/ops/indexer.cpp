@@ -1,6 +1,6 @@
 #include "base/error.h"
 #include "ops/cpu_ops.h"
-#include "ops/grain.h"
+#include "ops/parallel.h"
 
 namespace rocket::ROCKET_ISA {
 namespace {
@@ -228,7 +228,7 @@ void score_block(const IndexSelectParams& p, Exec& exec, const Block& block, flo
   const Segment& segment = p.segment[block.index];
   const int64_t pools = visible_pools(p, segment, block.offset + block.rows - 1);
   const int64_t tiles = (pools + kTile - 1) / kTile, items = (tiles + kTilesAnItem - 1) / kTilesAnItem;
-  exec.pool->loop(items, grain(kTilesAnItem * kTile * p.dim), [&](int64_t begin, int64_t end, int) {
+  parallel(exec, items, kTilesAnItem * kTile * p.dim, [&](int64_t begin, int64_t end, int) {
     alignas(64) float keys[kTile * kMaxDim];
     for (int64_t tile = begin * kTilesAnItem; tile < tiles && tile < end * kTilesAnItem; ++tile) {
       const int64_t first = tile * kTile;
@@ -244,7 +244,7 @@ void score_block(const IndexSelectParams& p, Exec& exec, const Block& block, flo
 void select_block(const IndexSelectParams& p, Exec& exec, const Block& block, const float* score,
                   int64_t ldscore, uint64_t* keys) {
   const Segment& segment = p.segment[block.index];
-  exec.pool->loop(block.rows, grain(ldscore), [&](int64_t begin, int64_t end, int) {
+  parallel(exec, block.rows, ldscore, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t pools = visible_pools(p, segment, block.offset + r);
       const float* row = score + r * ldscore;
@@ -266,14 +266,14 @@ void pool_update(const PoolUpdateParams& p, Exec& exec) {
   if (!p.gate && p.pool != 1) fail_op("pool_update", "pool without gate", 1, p.pool);
   constexpr int64_t kChannels = 2 * kLanes;
   const int64_t tiles = (p.dim + kChannels - 1) / kChannels;
-  exec.pool->loop(p.segments * tiles, grain(8 * kChannels * p.rows / p.segments),
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t item = begin; item < end; ++item) {
-                      const int64_t from = item % tiles * kChannels,
-                                    to = from + kChannels < p.dim ? from + kChannels : p.dim;
-                      pool_segment(p, static_cast<int32_t>(item / tiles), from, to);
-                    }
-                  });
+  parallel(exec, p.segments * tiles, 8 * kChannels * p.rows / p.segments,
+           [&](int64_t begin, int64_t end, int) {
+             for (int64_t item = begin; item < end; ++item) {
+               const int64_t from = item % tiles * kChannels,
+                             to = from + kChannels < p.dim ? from + kChannels : p.dim;
+               pool_segment(p, static_cast<int32_t>(item / tiles), from, to);
+             }
+           });
 }
 
 void index_select(const IndexSelectParams& p, Exec& exec) {

@@ -1,6 +1,6 @@
 #include "base/error.h"
 #include "ops/cpu_ops.h"
-#include "ops/grain.h"
+#include "ops/parallel.h"
 
 namespace rocket::ROCKET_ISA {
 namespace {
@@ -270,13 +270,13 @@ struct Scratch {
 };
 
 void prepare_all(const KdaRecurrenceParams& p, Exec& exec, const Scratch& to) {
-  exec.pool->loop(
-      static_cast<int64_t>(p.rows) * p.heads, grain(6 * p.head_dim), [&](int64_t begin, int64_t end, int) {
-        for (int64_t item = begin; item < end; ++item) {
-          const int64_t at = item * p.head_dim;
-          to.qk[item] = prepare(p, item / p.heads, item % p.heads, to.q + at, to.k + at, to.decay + at);
-        }
-      });
+  parallel(exec, static_cast<int64_t>(p.rows) * p.heads, 6 * p.head_dim,
+           [&](int64_t begin, int64_t end, int) {
+             for (int64_t item = begin; item < end; ++item) {
+               const int64_t at = item * p.head_dim;
+               to.qk[item] = prepare(p, item / p.heads, item % p.heads, to.q + at, to.k + at, to.decay + at);
+             }
+           });
 }
 
 }  // namespace
@@ -288,14 +288,14 @@ void kda_conv(const KdaConvParams& p, Exec& exec) {
   for (int32_t s = 0; s < p.segments; ++s) rows += p.segment[s].rows;
   if (rows == 0) return;
   const int64_t tiles = (p.channels + kChannels - 1) / kChannels;
-  exec.pool->loop(p.segments * tiles, grain(3 * p.taps * kChannels * rows / p.segments),
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t item = begin; item < end; ++item) {
-                      const int64_t from = item % tiles * kChannels,
-                                    to = from + kChannels < p.channels ? from + kChannels : p.channels;
-                      conv_segment(p, static_cast<int32_t>(item / tiles), from, to);
-                    }
-                  });
+  parallel(exec, p.segments * tiles, 3 * p.taps * kChannels * rows / p.segments,
+           [&](int64_t begin, int64_t end, int) {
+             for (int64_t item = begin; item < end; ++item) {
+               const int64_t from = item % tiles * kChannels,
+                             to = from + kChannels < p.channels ? from + kChannels : p.channels;
+               conv_segment(p, static_cast<int32_t>(item / tiles), from, to);
+             }
+           });
 }
 
 void kda_gates(const KdaGatesParams& p, Exec& exec) {
@@ -303,20 +303,20 @@ void kda_gates(const KdaGatesParams& p, Exec& exec) {
   constexpr int64_t kRows = 16;
   const int64_t blocks = (p.rows + kRows - 1) / kRows,
                 columns = p.heads + 1;  // the last column is beta of the block
-  exec.pool->loop(blocks * columns, grain(8 * p.head_dim * (p.rows < kRows ? p.rows : kRows)),
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t item = begin; item < end; ++item) {
-                      const int64_t head = item % columns, first = item / columns * kRows;
-                      const int64_t last = first + kRows < p.rows ? first + kRows : p.rows;
-                      if (head == p.heads) {
-                        map(p.b + first * p.heads, p.beta + first * p.heads, (last - first) * p.heads,
-                            [](F16v v) { return sigmoid(v); });
-                        continue;
-                      }
-                      const float a = __builtin_expf(p.a_log[head]);
-                      for (int64_t row = first; row < last; ++row) gate_row(p, row, head, a);
-                    }
-                  });
+  parallel(exec, blocks * columns, 8 * p.head_dim * (p.rows < kRows ? p.rows : kRows),
+           [&](int64_t begin, int64_t end, int) {
+             for (int64_t item = begin; item < end; ++item) {
+               const int64_t head = item % columns, first = item / columns * kRows;
+               const int64_t last = first + kRows < p.rows ? first + kRows : p.rows;
+               if (head == p.heads) {
+                 map(p.b + first * p.heads, p.beta + first * p.heads, (last - first) * p.heads,
+                     [](F16v v) { return sigmoid(v); });
+                 continue;
+               }
+               const float a = __builtin_expf(p.a_log[head]);
+               for (int64_t row = first; row < last; ++row) gate_row(p, row, head, a);
+             }
+           });
 }
 
 void kda_recurrence(const KdaRecurrenceParams& p, Exec& exec) {
@@ -340,7 +340,7 @@ void kda_recurrence(const KdaRecurrenceParams& p, Exec& exec) {
   const int64_t items = static_cast<int64_t>(p.segments) * p.heads * tiles;
   // Whole heads a thread where there are enough of them: a head's rows of state lie in common pages.
   const int64_t least = p.segments * p.heads >= exec.pool->threads() ? tiles : 1;
-  const int64_t worth = grain(2 * kTile * n * p.rows / p.segments);
+  const int64_t worth = grain(items, 2 * kTile * n * p.rows / p.segments);
   exec.pool->loop(items, worth > least ? worth : least, [&](int64_t begin, int64_t end, int) {
     Local mine;
     int64_t prepared = -1;
@@ -367,7 +367,7 @@ void kda_recurrence(const KdaRecurrenceParams& p, Exec& exec) {
 
 void gated_norm(const GatedNormParams& p, Exec& exec) {
   const int64_t n = p.head_dim;
-  exec.pool->loop(static_cast<int64_t>(p.rows) * p.heads, grain(4 * n), [&](int64_t begin, int64_t end, int) {
+  parallel(exec, static_cast<int64_t>(p.rows) * p.heads, 4 * n, [&](int64_t begin, int64_t end, int) {
     for (int64_t item = begin; item < end; ++item) {
       const float *o = p.o + item * n, *gate = p.gate + item * n;
       float* y = p.y + item * n;

@@ -1,5 +1,5 @@
 #include "ops/cpu_ops.h"
-#include "ops/grain.h"
+#include "ops/parallel.h"
 
 namespace rocket::ROCKET_ISA {
 namespace {
@@ -180,7 +180,7 @@ void latent_append(const LatentAppendParams& p, Exec& exec) {
   for (int32_t s = 0; s < p.segments; ++s) {
     const Segment& segment = p.segment[s];
     const PagedRows& cache = p.cache[s];
-    exec.pool->loop(segment.rows, grain(2 * cache.width), [&](int64_t begin, int64_t end, int) {
+    parallel(exec, segment.rows, 2 * cache.width, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
         std::memcpy(cache.row(segment.position + t), p.latent + (segment.first_row + t) * p.ld,
                     cache.width * sizeof(float));
@@ -202,18 +202,17 @@ void sparse_mla(const SparseMlaParams& p, Exec& exec) {
   const int64_t ld = p.heads * ((longest + kLanes - 1) / kLanes * kLanes) + kLanes;
   ArenaScope scope(*exec.scratch);
   float* logit = exec.scratch->take<float>(threads * ld);
-  exec.pool->loop(
-      p.rows * parts, grain(share * longest * p.width / 4), [&](int64_t begin, int64_t end, int thread) {
-        for (int64_t item = begin; item < end; ++item) {
-          const int64_t row = item / parts, head = item % parts * share;
-          const int64_t heads = head + share < p.heads ? share : p.heads - head;
-          const int32_t segment = segment_of(p.segment, p.segments, row);
-          attend(p,
-                 Item{p.q + row * p.ldq + head * p.width, p.o + row * p.ldo + head * p.value_dim,
-                      p.token + row * p.ldtoken, p.count[row], &p.cache[segment], static_cast<int>(heads)},
-                 logit + thread * ld);
-        }
-      });
+  parallel(exec, p.rows * parts, share * longest * p.width / 2, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item / parts, head = item % parts * share;
+      const int64_t heads = head + share < p.heads ? share : p.heads - head;
+      const int32_t segment = segment_of(p.segment, p.segments, row);
+      attend(p,
+             Item{p.q + row * p.ldq + head * p.width, p.o + row * p.ldo + head * p.value_dim,
+                  p.token + row * p.ldtoken, p.count[row], &p.cache[segment], static_cast<int>(heads)},
+             logit + thread * ld);
+    }
+  });
 }
 
 }  // namespace rocket::ROCKET_ISA

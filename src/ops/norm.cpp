@@ -1,5 +1,5 @@
 #include "ops/cpu_ops.h"
-#include "ops/grain.h"
+#include "ops/parallel.h"
 
 namespace rocket::ROCKET_ISA {
 namespace {
@@ -42,7 +42,7 @@ ROCKET_INLINE void layer_row(const float* x, const float* weight, const float* b
 }  // namespace
 
 void norm(const NormParams& p, Exec& exec) {
-  exec.pool->loop(p.rows, grain(2 * p.dim), [&](int64_t begin, int64_t end, int) {
+  parallel(exec, p.rows, 2 * p.dim, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const float* x = p.x + row * p.ldx;
       float* y = p.y + row * p.ldy;
