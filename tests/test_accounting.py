@@ -2,6 +2,10 @@
 
 import itertools
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +28,10 @@ from rocket.accounting import (
     trace_popularity_union,
     trace_union,
 )
-from rocket.architecture import GLM_MOE_DSA, Architecture, from_fields, read_architecture
+from rocket.architecture import GLM_MOE_DSA, Architecture, from_fields, read_architecture, to_config
 from rocket.bytes_report import disk_rows, resident_rows
-from rocket.inventory import Bucket, Scheme, parameters, tensors
-from rocket.random_fuel import make_fuel
+from rocket.inventory import FORMATS, Bucket, Scheme, parameters, tensors
+from rocket.random_fuel import architecture_of, make_fuel
 from rocket.random_fuel_shape import FuelOptions
 
 __all__ = ["flash", "rocket"]
@@ -162,6 +166,46 @@ def test_the_engine_counts_the_same(tmp_path: Path, options: FuelOptions) -> Non
     assert info["state_bytes_per_token"] == round(state.token_bytes)
 
 
+WIDE = replace(
+    ODD,
+    hidden_size=96,
+    intermediate_size=160,
+    moe_intermediate_size=64,
+    q_lora_rank=224,
+    kv_lora_rank=288,
+    v_head_dim=32,
+    linear_head_dim=32,
+)
+
+
+@pytest.mark.parametrize("linear", FORMATS)
+def test_the_engine_counts_quantised_weights_the_same(tmp_path: Path, linear: str) -> None:
+    """Every format for every linear weight, the experts in the format that comes next in the list."""
+    experts = FORMATS[(FORMATS.index(linear) + 1) % len(FORMATS)]
+    arch = architecture_of(FuelOptions(WIDE))
+    listed = list(tensors(parameters(arch), Scheme(experts=experts, linear=linear, head=experts)))
+    fuel = write_headers(tmp_path / "f", listed)
+    with (fuel / "model.safetensors").open("r+b") as file:  # zeros that are there, unlike a hole
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        size = file.seek(0, 2)
+        file.seek(begin)
+        file.write(bytes(size - begin))
+    (fuel / "config.json").write_text(json.dumps(to_config(arch)))
+    account = account_of_fuel(fuel)
+    engine = _core.CoreEngine(str(fuel), backend="cpu", threads=1, max_context=64)
+    info = engine.info()
+    engine.unload()
+    assert info["slot_bytes"] == account.slot_bytes
+    assert info["expert_bytes"] == account[Bucket.EXPERTS].loaded
+    # Experts that cannot be used in place lie with the dense weights.
+    dense = account.resident_loaded_bytes
+    parts = sum(account[bucket].tensors for bucket in RESIDENT)
+    if experts == "f16":
+        dense += account[Bucket.EXPERTS].loaded
+        parts += account[Bucket.EXPERTS].tensors
+    assert 0 <= info["dense_bytes"] - dense < 64 * parts
+
+
 def _draft_scales(fuel: Path, arch: Architecture) -> int:
     """Activation scales of draft layers, which the engine counts with these layers."""
     layer = f"layers.{arch.num_hidden_layers}."
@@ -250,6 +294,57 @@ def test_unions_of_a_trace(seed: int, rows: int, tokens: int) -> None:
 def test_a_trace_shorter_than_a_step() -> None:
     with pytest.raises(ValueError, match="at least 4 rows, found 3"):
         trace_union(np.zeros((3, 1, 1), np.int32), 4)
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def test_the_script_prints_the_same(rocket: Rocket) -> None:
+    script = FUELS.parent / "scripts" / "runtime" / "active-set-bytes.py"
+    env = {**os.environ, "ROCKET_FUELS": str(FUELS)}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, timeout=120, check=False)
+    assert rocket("bytes", "glm-5.3-flash") == 0
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, rocket.out, b"")
+
+
+def test_a_trace_gives_columns_of_its_own(tmp_path: Path, rocket: Rocket) -> None:
+    fuel = make_fuel(tmp_path / "f", FuelOptions(ODD))
+    random = np.random.default_rng(0)
+    routes = np.array([[random.permutation(6)[:2] for _ in range(3)] for _ in range(20)])
+    lines = [json.dumps({"tok": i, "layers": row.tolist()}) for i, row in enumerate(routes)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(lines) + "\n")
+    assert rocket("bytes", str(fuel), "--trace", str(trace), "--json") == 0
+    steps = {step["rows"]: step for step in json.loads(rocket.out)["steps"]}
+    account = account_of_fuel(fuel)
+    for rows in (1, 4, 16):
+        order = steps[rows]["trace_in_order"]
+        assert order["experts_per_layer"] == pytest.approx(np.mean(trace_union(routes, rows)))
+        used = dict(zip(sorted(account.experts), trace_union(routes, rows), strict=True))
+        assert order["bytes"] == round(account.step_bytes(rows, used))
+    assert steps[24]["trace_in_order"] is None
+    assert rocket("bytes", str(fuel), "--trace", str(trace)) == 0
+    assert "trace, rows in order" in rocket.out
+    assert rocket.out.rstrip().splitlines()[-1].split()[-2:] == ["-", "-"]
+    rocket.fails(2, "42 lists", "3", arguments=("bytes", "glm-5.3-flash", "--trace", str(trace)))
+
+
+def test_wrong_options(tmp_path: Path, rocket: Rocket) -> None:
+    for option, value, words in (
+        ("--context", "0", ("--context", "from 1 to 1048576", "0")),
+        ("--context", "2000000", ("--context", "from 1 to 1048576", "2000000")),
+        ("--context", "many", ("--context", "an integer", "many")),
+        ("--kv-dtype", "f16", ("--kv-dtype", "f32, bf16, fp8", "f16")),
+        ("--trace", str(tmp_path), ("--trace", str(tmp_path), "directory")),
+    ):
+        status = 1 if option == "--trace" else 2
+        rocket.fails(status, *words, arguments=("bytes", "glm-5.3-flash", option, value))
+
+
+def test_a_small_fuel_is_shown_in_mib(tmp_path: Path, rocket: Rocket) -> None:
+    fuel = make_fuel(tmp_path / "f", FuelOptions(ODD, draft="layer"))
+    assert rocket("bytes", str(fuel)) == 0
+    check_golden("bytes-odd.txt", rocket.out.replace(str(fuel), "DIR"))
 
 
 # --- odd cases --------------------------------------------------------------------------------------------

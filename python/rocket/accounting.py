@@ -46,7 +46,7 @@ RESIDENT = (
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _GLOBALS = (".weight_scale_2", ".weight_global_scale")
 _BARE_MATRICES = ("hc_attn_fn", "hc_ffn_fn", "index_kpool_compress_gate")
-# Expanded to float32 at load if quantised: used row by row or taken apart.
+# Given a float32 copy at load if quantised: used row by row or taken apart.
 _EXPANDED = ("embed_tokens", "kv_b_proj", "hc_attn_fn", "hc_ffn_fn")
 
 
@@ -86,20 +86,16 @@ def loaded_bytes(t: TensorInfo, weight: TensorInfo | None = None) -> int:
     if t.name.endswith((*_GLOBALS, ".input_scale", ".input_global_scale")):
         return 0  # kept beside the weight, not in it
     if t.name.endswith(_SCALES):
-        if weight is None or expands(weight):
-            return 0
-        if weight.dtype == "F8_E4M3" and t.dtype in ("F32", "BF16", "F16"):  # float32, 128 x 128 blocks
-            return 4 * prod(ceil(n / 128) for n in weight.shape)
+        if weight is not None and weight.dtype == "F8_E4M3" and t.dtype in ("F32", "BF16", "F16"):
+            return 4 * prod(ceil(n / 128) for n in weight.shape)  # float32, 128 x 128 blocks
         return t.nbytes
-    if not is_matrix(t):
+    if not is_matrix(t) or t.dtype == "F16":
         return 4 * prod(t.shape)
-    if t.dtype == "F16" or expands(t):
-        return 4 * elements_of(t)
-    return t.nbytes
+    return t.nbytes + (4 * elements_of(t) if expands(t) else 0)  # what is expanded is kept packed as well
 
 
 def expands(t: TensorInfo) -> bool:
-    """Whether a weight's data become float32 at load, though its format is one of a linear weight."""
+    """Whether a weight gets a float32 copy at load, though its format is one of a linear weight."""
     name = t.name.removesuffix(".weight_packed").removesuffix(".weight")
     return t.dtype in ("U8", "F8_E4M3") and name.endswith(_EXPANDED)
 

@@ -182,10 +182,13 @@ def disk_lines(account: Account, unit: Unit) -> list[str]:
     lines = [unit.title("on disk" if account.file_count else "on disk, by the manifest")]
     slots = f"{_plain(a.moe_layers * a.n_routed_experts)} slots of {account.slot_bytes / MIB:.2f} MiB"
     lines.append(_line("resident weights", a.num_hidden_layers, unit.show(account.resident_bytes)))
+    draft = f"a draft step reads {unit.show(account.draft_token_bytes)} of it, and lm_head"
+    notes = {"all routed experts": slots, "draft layer": draft}
     for label, layers, count in disk_rows(account):
-        lines.append(_line(label, layers, unit.show(count), slots if label == "all routed experts" else ""))
+        lines.append(_line(label, layers, unit.show(count), notes.get(label, "")))
     whole = account.file_bytes or account.tensor_bytes
-    files = f"{_plain(account.file_count)} files" if account.file_count else ""
+    count = account.file_count
+    files = "1 file" if count == 1 else f"{_plain(count)} files" if count else ""
     files += ", hollow: names and shapes without data" if account.hollow else ""
     return [*lines, _line("all", None, unit.show(whole), files)]
 

@@ -2,8 +2,8 @@
 
 The rule of the engine: a linear weight stays in its format (F32, BF16, NVFP4, FP8 in blocks, MXFP8), F16
 becomes F32, and experts are used where they lie in the file. The embedding, kv_b_proj and the
-hyper-connections' matrices are taken apart when used, so they are expanded to F32 if quantised. All small
-tensors become F32.
+hyper-connections' matrices are taken apart when used, so they get an expanded copy in F32 if quantised. All
+small tensors become F32.
 """
 
 from collections.abc import Iterable
@@ -139,7 +139,7 @@ def treatment(weight: StoredWeight, bucket: Bucket) -> str:
     if not is_matrix(weight.data):
         return KEPT if weight.format == "f32" else "F32 at load"
     if expands(weight.data):
-        return "expanded to F32 at load"
+        return "kept, and expanded to F32 at load"
     if weight.format == "f16":
         return "F32 at load"
     if weight.format in ("fp8-bf16-scales", "fp8-tensor"):

@@ -7,7 +7,6 @@ import typer
 from rocket.accounting import GIB
 from rocket.console import Notes, write_data
 from rocket.errors import CliError
-from rocket.formats import format_rows
 from rocket.fuel import known_fuels
 from rocket.fuel_account import locate, weights_of_folder, weights_of_manifest
 from rocket.fuel_report import formats_text, manifest_text, mismatch_text, table
@@ -55,10 +54,7 @@ def show(
         parts.append(manifest_text(source.manifest))
     if source.weights_dir is not None:
         weights = source.weights()
-        assert weights.tensors is not None
-        assert weights.naming is not None
-        rows = format_rows(weights.tensors, weights.account.arch, weights.naming)
-        parts.append(formats_text(weights.account, rows, str(source.weights_dir)))
+        parts.append(formats_text(weights.account, weights.formats, str(source.weights_dir)))
     write_data("\n".join(parts))
     return 0
 

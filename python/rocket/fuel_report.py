@@ -86,7 +86,8 @@ def formats_text(account: Account, rows: Sequence[FormatRow], folder: str) -> st
     engine = ENGINES.get(account.arch.chemistry)
     rule = f"engine {engine}" if engine else "no engine runs this chemistry; the rules of the common loader"
     state = ", hollow: names and shapes without data" if account.hollow else ""
-    head = f"{folder}: {account.arch.chemistry}, {account.file_count:,} files{state}; {rule}"
+    files = "1 file" if account.file_count == 1 else f"{account.file_count:,} files"
+    head = f"{folder}: {account.arch.chemistry}, {files}{state}; {rule}"
     return f"{head}\n\n{table(cells, right=(2, 3, 4))}\n"
 
 

@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rocket import booster as boosters
 from rocket.accounting import GIB, KV_DTYPES, Account, State
 from rocket.architecture import Architecture
 from rocket.errors import UsageError
-from rocket.formats import format_rows
+from rocket.formats import FormatRow, format_rows
 from rocket.inventory import Bucket, Naming, TensorInfo
 from rocket.manifest import ByDtype, Manifest, ManifestFile, Number, parse_manifest
 from rocket.output import AtomicFile
@@ -50,6 +51,13 @@ class Weights:
     account: Account
     tensors: list[TensorInfo] | None = None
     naming: Naming | None = None
+
+    @cached_property
+    def formats(self) -> list[FormatRow]:
+        """The formats of the tensors; none without tensors."""
+        if self.tensors is None or self.naming is None:
+            return []
+        return format_rows(self.tensors, self.account.arch, self.naming)
 
 
 # --- what is found ----------------------------------------------------------------------------------------
@@ -117,12 +125,11 @@ _FORMAT_GROUPS = {
 def _formats(weights: Weights) -> Iterator[tuple[str, Value]]:
     """The format of most bytes in each group."""
     found = weights.tensors
-    if found is None or weights.naming is None:
+    if found is None:
         return
-    rows = format_rows(found, weights.account.arch, weights.naming)
     for field, groups in _FORMAT_GROUPS.items():
         sizes: dict[str, int] = {}
-        for row in rows:
+        for row in weights.formats:
             if row.group in groups:
                 kind = "fp8" if row.format.startswith("fp8") else row.format
                 sizes[kind] = sizes.get(kind, 0) + row.stored_bytes
