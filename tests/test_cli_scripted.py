@@ -150,8 +150,9 @@ def test_profile_and_diagnostics(fuel: str) -> None:
 def test_automatic_choices_are_said_one_a_line(fuel: str) -> None:
     script = {"choices": ["backend: cpu, as no GPU was found", "slots: 16, all experts"]}
     result = decode(fuel, "--prompt", "x", "--tokens", "2", script=script)
-    assert result.err.splitlines()[:2] == script["choices"]
-    assert len(result.err.splitlines()) == 3  # and the closing line
+    context = "context: 3 tokens, the prompt's and --tokens (--max-context)"
+    assert result.err.splitlines()[:3] == [context, *script["choices"]]
+    assert len(result.err.splitlines()) == 4  # and the closing line
     assert decode(fuel, "--prompt", "x", "--tokens", "2", "--quiet", script=script).err == ""
 
 
@@ -236,7 +237,8 @@ def test_a_termination_leaves_no_file(fuel: str, tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away(fuel: str) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start(fuel, "--prompt", "x", "--tokens", "1000", script={"step_seconds": 0.001}, **pipes) as run:
+    arguments = ("--prompt", "x", "--tokens", "1000", "--quiet")
+    with start(fuel, *arguments, script={"step_seconds": 0.001}, **pipes) as run:
         assert os.read(run.stdout.fileno(), 1) == b"A"
         run.stdout.close()
         err = run.stderr.read()

@@ -80,6 +80,7 @@ class Decoder:
         self.options = options
         self.logits = logits
         self.notes = Notes(options.quiet)
+        self.choices: list[str] = []  # said once the fuel is loaded: an error stands alone
         self.folder = self._fuel()
         self.config = _core.read_config(str(self.folder))
         self.tokenizer = self._tokenizer()
@@ -87,6 +88,8 @@ class Decoder:
         self.ids = self._prompt_ids()
         check_ids(self.ids, self.config["vocab_size"])
         self.context = context_for(len(self.ids), options.tokens, options.max_context, self.config)
+        if options.max_context is None:
+            self.choices.append(f"context: {self.context} tokens, the prompt's and --tokens (--max-context)")
         self.sampling = self._sampling()
         self.ends = frozenset() if options.ignore_eos else frozenset(eos_ids(self.folder))
         self.run = Run()
@@ -97,12 +100,14 @@ class Decoder:
             return resolve(self.options.fuel)
         with self.notes.progress("making a random fuel") as progress:
             folder = random_fuel(progress=progress)
-        self.notes.say(f"fuel: {folder} (random weights, so its text is noise; choose another with --fuel)")
+        self.choices.append(
+            f"fuel: {folder} (random weights, so its text is noise; choose another with --fuel)"
+        )
         return folder
 
     def _tokenizer(self) -> Tokenizer | None:
         if self.options.prompt.ids is not None and not (self.folder / "tokenizer.json").exists():
-            self.notes.say("text: the fuel has no tokenizer.json; token ids are printed instead")
+            self.choices.append("text: the fuel has no tokenizer.json; token ids are printed instead")
             return None
         return Tokenizer(self.folder)
 
@@ -130,13 +135,13 @@ class Decoder:
             temperature, top_k, top_p, min_p = found.temperature, found.top_k, found.top_p, found.min_p
         elif o.temperature is None and not (o.top_k is None and o.top_p is None and o.min_p is None):
             temperature = 1.0
-            self.notes.say("sampling: temperature 1, since --top-k, --top-p or --min-p is given")
+            self.choices.append("sampling: temperature 1, since --top-k, --top-p or --min-p is given")
         temperature = o.temperature if o.temperature is not None else temperature
         top_k = o.top_k if o.top_k is not None else top_k
         top_p = o.top_p if o.top_p is not None else top_p
         min_p = o.min_p if o.min_p is not None else min_p
         if o.sampling == "fuel":
-            self.notes.say(
+            self.choices.append(
                 f"sampling: temperature {temperature:g}, top-k {top_k}, top-p {top_p:g}, min-p {min_p:g} "
                 "(generation_config.json)"
             )
@@ -157,8 +162,8 @@ class Decoder:
             )
         with engine:
             self.run.timing.load_s = time.perf_counter() - start
-            self.notes.choices(engine.info["choices"])
             self._check_delivered(engine.info["max_context"])
+            self.notes.choices(self.choices + engine.info["choices"])
             if o.diagnostics:
                 engine.core.set_diagnostics(True)
             try:
@@ -201,8 +206,9 @@ class Decoder:
         if self.logits is None:
             stream.feed(self.ids, chunk)
         else:
-            for i in range(0, len(self.ids), chunk):
-                self.logits.append(stream.feed_logits(self.ids[i : i + chunk], chunk))
+            rows = min(chunk, engine.info["max_logits_rows"])
+            for i in range(0, len(self.ids), rows):
+                self.logits.append(stream.feed_logits(self.ids[i : i + rows], rows))
         token = stream.sample(self.sampling) if self.options.tokens else -1
         timing.prefill_s = time.perf_counter() - start
         timing.prefill_tokens = len(self.ids)
@@ -269,7 +275,7 @@ class Decoder:
         )
 
     def _cut_in_thinking(self) -> bool:
-        if self.tokenizer is None:
+        if self.tokenizer is None or not self.run.ids:
             return False
         return ends_inside_thinking(self.opening + self.tokenizer.decode(self.run.ids, skip_special=False))
 
