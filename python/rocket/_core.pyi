@@ -125,6 +125,13 @@ def read_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> fl
     """This machine's streaming read rate in GB/s (10^9 bytes): the threads sum a buffer far larger than the
     caches."""
 
+def copy_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> float:
+    """The same for copying one half of such a buffer to the other; bytes read and written both count."""
+
+def device_rates(seconds: float = 0.5) -> tuple[dict[str, Any] | None, str]:
+    """The fields of DeviceRates (src/runtime/device_rates.h), or None and why there is nothing to measure."""
+
 def memory_available() -> tuple[int, str]: ...
+def cpu_name() -> str: ...
 def cpu_isa() -> str: ...
 def cpus() -> int: ...

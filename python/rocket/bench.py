@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from rocket import _core
+from rocket.bench_host import host
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import UsageError
@@ -168,4 +169,5 @@ def decode(
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure speed.")
     bench.command("decode")(decode)
+    bench.command("host")(host)
     app.add_typer(bench, name="bench")

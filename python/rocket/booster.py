@@ -1,6 +1,6 @@
-"""Booster profiles: what a machine offers a fuel. Some are shipped; ``rocket bench host`` writes one of its own."""
+"""Booster profiles: what a machine offers a fuel. Some ship; ``rocket bench host`` writes its machine's."""
 
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil
 from pathlib import Path
 from typing import Annotated
@@ -121,12 +121,17 @@ def parse(data: bytes, where: str) -> Booster:
     return validate(Booster, parse_yaml(data, where), where, hint)
 
 
+@cache
+def _shipped(name: str) -> Booster:
+    file = SHIPPED / f"{name}.yaml"
+    return parse(file.read_bytes(), file.name)
+
+
 def load(name: str) -> Booster:
     """A shipped profile by name, or a profile from a file."""
-    shipped = SHIPPED / f"{name}.yaml"
     if name in names():
-        return parse(shipped.read_bytes(), shipped.name)
-    if not Path(name).exists():
+        return _shipped(name)
+    if not Path(name).exists() or Path(name).is_dir():
         raise UsageError(
             f"--booster: expected {', '.join(names())} or a file, found {name!r}",
             "rocket bench host writes a profile of this machine",

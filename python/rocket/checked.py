@@ -1,5 +1,5 @@
-"""Files that are checked against a pydantic model. What is wrong with one is said in a line: field, value, what
-is allowed. Nothing of a wrong file is used."""
+"""Files that are checked against a pydantic model. What is wrong with one is said in a line: field, value,
+what is allowed. Nothing of a wrong file is used."""
 
 import difflib
 import json
@@ -100,7 +100,9 @@ def _expected(error: Any, model: type[BaseModel]) -> str:
 
 
 def _limit(context: dict[str, Any]) -> str:
-    return " and ".join(f"a number {word} {context[key]:g}" for key, word in _LIMITS.items() if key in context)
+    return " and ".join(
+        f"a number {word} {context[key]:g}" for key, word in _LIMITS.items() if key in context
+    )
 
 
 def _owner(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:

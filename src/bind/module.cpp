@@ -15,6 +15,7 @@
 #include "bind/engine.h"
 #include "bind/fuel.h"
 #include "ops/table.h"
+#include "runtime/device_rates.h"
 #include "runtime/read_rate.h"
 
 namespace py = pybind11;
@@ -69,6 +70,35 @@ void add_errors(py::module_& m) {
   });
 }
 
+void check_rate_arguments(const char* name, int64_t bytes, int threads, double seconds) {
+  if (bytes < 0 || threads < 0 || !(seconds >= 0) || seconds > 3600) {
+    throw InputError(std::string(name) + ": bytes, threads and seconds must not be negative");
+  }
+}
+
+// (rates, "") or (None, why there is nothing to measure)
+py::tuple measure_device(double seconds) {
+  check_rate_arguments("device_rates", 0, 0, seconds);
+  std::string why;
+  std::optional<DeviceRates> rates;
+  {
+    py::gil_scoped_release release;
+    rates = device_rates(seconds, &why);
+  }
+  if (!rates) return py::make_tuple(py::none(), why);
+  py::dict d;
+  d["name"] = rates->name;
+  d["unified"] = rates->unified;
+  d["total_bytes"] = rates->total_bytes;
+  d["free_bytes"] = rates->free_bytes;
+  d["read_gb_s"] = rates->read_gb_s;
+  d["copy_gb_s"] = rates->copy_gb_s;
+  d["pinned_to_gb_s"] = rates->pinned_to_gb_s;
+  d["pageable_to_gb_s"] = rates->pageable_to_gb_s;
+  d["pinned_from_gb_s"] = rates->pinned_from_gb_s;
+  return py::make_tuple(d, "");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
@@ -85,18 +115,27 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "read_rate_gb_s",
       [](int64_t bytes, int threads, double seconds) {
-        if (bytes < 0 || threads < 0 || !(seconds >= 0) || seconds > 3600) {
-          throw InputError("read_rate_gb_s: bytes, threads and seconds must not be negative");
-        }
+        check_rate_arguments("read_rate_gb_s", bytes, threads, seconds);
         py::gil_scoped_release release;
         ThreadPool pool(threads);
         return read_rate_gb_s(pool, bytes, seconds);
       },
       py::arg("bytes") = 0, py::arg("threads") = 0, py::arg("seconds") = 0.5);
+  m.def(
+      "copy_rate_gb_s",
+      [](int64_t bytes, int threads, double seconds) {
+        check_rate_arguments("copy_rate_gb_s", bytes, threads, seconds);
+        py::gil_scoped_release release;
+        ThreadPool pool(threads);
+        return copy_rate_gb_s(pool, bytes, seconds);
+      },
+      py::arg("bytes") = 0, py::arg("threads") = 0, py::arg("seconds") = 0.5);
+  m.def("device_rates", &measure_device, py::arg("seconds") = 0.5);
   m.def("memory_available", [] {
     const MemoryAvailable available = memory_available();
     return py::make_tuple(available.bytes, available.source);
   });
+  m.def("cpu_name", [] { return cpu_name(); });
   m.def("cpu_isa", [] { return std::string(cpu_ops_isa()); });
   m.def("cpus", [] { return ThreadPool::available_cpus(); });
 }

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
-#include <vector>
 
 #include "base/arena.h"
+#include "runtime/median_rate.h"
 
 namespace rocket {
 namespace {
@@ -40,34 +39,49 @@ int64_t default_bytes() {
   return std::clamp<int64_t>(4 * cache, int64_t{128} << 20, int64_t{1} << 30);
 }
 
+struct Buffer {
+  Arena arena;
+  char* data;
+  int64_t blocks;
+
+  Buffer(ThreadPool& pool, int64_t bytes)
+      : arena(static_cast<size_t>(bytes), "read rate"),
+        data(arena.take<char>(bytes)),
+        blocks(bytes / kBlock) {
+    pool.loop(blocks, 1, [&](int64_t begin, int64_t end, int) {
+      std::memset(data + begin * kBlock, 1, static_cast<size_t>((end - begin) * kBlock));
+    });
+  }
+};
+
+// A whole number of pairs of blocks.
+int64_t buffer_bytes(int64_t bytes) {
+  return std::max<int64_t>(1, (bytes > 0 ? bytes : default_bytes()) / (2 * kBlock)) * 2 * kBlock;
+}
+
 }  // namespace
 
 double read_rate_gb_s(ThreadPool& pool, int64_t bytes, double seconds) {
-  using Clock = std::chrono::steady_clock;
-  const int64_t blocks = std::max<int64_t>(1, (bytes > 0 ? bytes : default_bytes()) / kBlock);
-  Arena arena(static_cast<size_t>(blocks * kBlock), "read rate");
-  char* buffer = arena.take<char>(blocks * kBlock);
+  const Buffer buffer(pool, buffer_bytes(bytes));
   std::atomic<uint64_t> sink{0};
-  pool.loop(blocks, 1, [&](int64_t begin, int64_t end, int) {
-    std::memset(buffer + begin * kBlock, 1, static_cast<size_t>((end - begin) * kBlock));
-  });
-  std::vector<double> rates;
-  const Clock::time_point start = Clock::now();
-  double elapsed = 0;
-  while (rates.size() < 3 || elapsed < seconds) {
-    const Clock::time_point pass = Clock::now();
-    pool.loop(blocks, 16, [&](int64_t begin, int64_t end, int) {
+  return median_rate_gb_s(buffer.blocks * kBlock, seconds, [&] {
+    pool.loop(buffer.blocks, 16, [&](int64_t begin, int64_t end, int) {
       uint64_t sum = 0;
-      for (int64_t i = begin; i < end; ++i) sum += sum_block(buffer + i * kBlock);
+      for (int64_t i = begin; i < end; ++i) sum += sum_block(buffer.data + i * kBlock);
       sink.fetch_add(sum, std::memory_order_relaxed);
     });
-    const Clock::time_point now = Clock::now();
-    rates.push_back(static_cast<double>(blocks * kBlock) / std::chrono::duration<double>(now - pass).count() *
-                    1e-9);
-    elapsed = std::chrono::duration<double>(now - start).count();
-  }
-  std::sort(rates.begin(), rates.end());
-  return rates[rates.size() / 2];
+  });
+}
+
+double copy_rate_gb_s(ThreadPool& pool, int64_t bytes, double seconds) {
+  const Buffer buffer(pool, buffer_bytes(bytes));
+  const int64_t half = buffer.blocks / 2;
+  return median_rate_gb_s(buffer.blocks * kBlock, seconds, [&] {
+    pool.loop(half, 16, [&](int64_t begin, int64_t end, int) {
+      std::memcpy(buffer.data + (half + begin) * kBlock, buffer.data + begin * kBlock,
+                  static_cast<size_t>((end - begin) * kBlock));
+    });
+  });
 }
 
 }  // namespace rocket

@@ -1,0 +1,141 @@
+// The CUDA half of device_rates.h.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "runtime/device.h"
+#include "runtime/device_rates.h"
+#include "runtime/median_rate.h"
+
+namespace rocket {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{4} << 30;    // of a device buffer
+constexpr int64_t kLinkBytes = int64_t{256} << 20;  // of a transfer
+constexpr int kThreads = 512;
+constexpr int kUnroll = 8;
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  throw DeviceError(std::string("measuring the device: ") + what + ": " + cudaGetErrorName(status) + ", " +
+                        cudaGetErrorString(status),
+                    "see whether nvidia-smi finds the device idle and well");
+}
+
+struct FreeDevice {
+  void operator()(void* p) const { cudaFree(p); }
+};
+struct FreeHost {
+  void operator()(void* p) const { cudaFreeHost(p); }
+};
+
+std::unique_ptr<void, FreeDevice> device_buffer(int64_t bytes) {
+  void* p = nullptr;
+  check(cudaMalloc(&p, static_cast<size_t>(bytes)), "cudaMalloc");
+  return std::unique_ptr<void, FreeDevice>(p);
+}
+
+std::unique_ptr<void, FreeHost> pinned_buffer(int64_t bytes) {
+  void* p = nullptr;
+  check(cudaMallocHost(&p, static_cast<size_t>(bytes)), "cudaMallocHost");
+  return std::unique_ptr<void, FreeHost>(p);
+}
+
+// The sum is written only if it has a value that it never has, so that the loads cannot be left out.
+__global__ void __launch_bounds__(kThreads)
+    read_kernel(const uint4* __restrict__ from, int64_t count, uint32_t never, uint32_t* sink) {
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  uint32_t sum = 0;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += kUnroll * stride) {
+    uint4 v[kUnroll];
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      v[j] = i + j * stride < count ? __ldcs(from + i + j * stride) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) sum |= v[j].x | v[j].y | v[j].z | v[j].w;
+  }
+  if (sum == never) *sink = sum;
+}
+
+// The first pass pays for what is set up on demand. A pass returns when the device has finished.
+template <typename Pass>
+double rate(int64_t bytes, double seconds, const Pass& pass) {
+  pass();
+  return median_rate_gb_s(bytes, seconds, pass);
+}
+
+void finish() {
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+void measure_memory(int64_t bytes, int processors, double seconds, DeviceRates& out) {
+  const auto buffer = device_buffer(bytes), sink = device_buffer(4);
+  check(cudaMemset(buffer.get(), 0, static_cast<size_t>(bytes)), "cudaMemset");
+  const int64_t repeats =
+      std::max<int64_t>(1, (int64_t{16} << 30) / bytes);  // a pass far outlasts its launch
+  out.read_gb_s = rate(bytes * repeats, seconds, [&] {
+    for (int64_t i = 0; i < repeats; ++i) {
+      read_kernel<<<static_cast<unsigned>(processors * 4), kThreads>>>(
+          static_cast<const uint4*>(buffer.get()), bytes / 16, 0xdeadbeef,
+          static_cast<uint32_t*>(sink.get()));
+    }
+    check(cudaGetLastError(), "read kernel");
+    finish();
+  });
+  const size_t half = static_cast<size_t>(bytes / 2);
+  out.copy_gb_s = rate(bytes * repeats, seconds, [&] {
+    for (int64_t i = 0; i < repeats; ++i) {
+      check(cudaMemcpyAsync(static_cast<char*>(buffer.get()) + half, buffer.get(), half,
+                            cudaMemcpyDeviceToDevice),
+            "copy");
+    }
+    finish();
+  });
+}
+
+void measure_link(int64_t bytes, double seconds, DeviceRates& out) {
+  const size_t size = static_cast<size_t>(bytes);
+  const auto buffer = device_buffer(bytes);
+  const auto transfer = [&](void* to, const void* from, cudaMemcpyKind kind) {
+    return rate(bytes, seconds, [&] {
+      check(cudaMemcpyAsync(to, from, size, kind), "transfer");
+      finish();
+    });
+  };
+  {
+    const auto pinned = pinned_buffer(bytes);
+    std::memset(pinned.get(), 1, size);
+    out.pinned_to_gb_s = transfer(buffer.get(), pinned.get(), cudaMemcpyHostToDevice);
+    out.pinned_from_gb_s = transfer(pinned.get(), buffer.get(), cudaMemcpyDeviceToHost);
+  }
+  const std::vector<char> pageable(size, 1);
+  out.pageable_to_gb_s = transfer(buffer.get(), pageable.data(), cudaMemcpyHostToDevice);
+}
+
+}  // namespace
+
+std::optional<DeviceRates> device_rates(double seconds, std::string* why) {
+  if (cuda_devices(why).empty()) return std::nullopt;
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  check(cudaSetDevice(0), "cudaSetDevice");
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  DeviceRates out;
+  out.name = properties.name;
+  out.unified = properties.integrated != 0;
+  out.total_bytes = static_cast<int64_t>(total);
+  out.free_bytes = static_cast<int64_t>(free);
+  const int64_t bytes = std::min(kMostBytes, out.free_bytes / 8) / (1 << 20) * (1 << 20);
+  if (bytes < (1 << 20)) throw DeviceError("measuring the device: its memory is full", "free device memory");
+  measure_memory(bytes, properties.multiProcessorCount, seconds, out);
+  measure_link(std::min(kLinkBytes, bytes), seconds, out);
+  return out;
+}
+
+}  // namespace rocket
