@@ -51,8 +51,8 @@ class Routing:
         return counts
 
     def steps(self, streams: int) -> Iterator[npt.NDArray[np.int32]]:
-        """Steps of one row a stream, each [streams, MoE layers, top-k]: every stream decodes its own stretch of
-        the trace. What does not fill a last step is left out."""
+        """Steps of one row a stream, each [streams, MoE layers, top-k]: every stream decodes a stretch of its
+        own. What does not fill a last step is left out."""
         length = self.tokens // streams
         stretches = self.ids[: length * streams].reshape(streams, length, *self.ids.shape[1:])
         yield from stretches.swapaxes(0, 1)
@@ -60,18 +60,40 @@ class Routing:
 
 def read_routing(path: str | Path, layers: int, experts: int, topk: int, option: str = "--trace") -> Routing:
     """Reads a trace of a model with so many MoE layers, experts in each, and experts a token."""
-    rows: list[list[list[int]]] = []
+    model = layers, experts, topk
+    rows: list[npt.NDArray[np.int32]] = []
     with open_file(str(path), option) as file:
         for number, line in enumerate(file, 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                rows.append(_row(parse_json(line, where), where, (layers, experts, topk)))
+            if not line.strip():
+                continue
+            where = f"{option} {path}, line {number}"
+            value = parse_json(line, where)
+            fits = b"true" not in line and b"false" not in line and _fits(value, model)
+            rows.append(np.array(value["layers"] if fits else _row(value, where, model), np.int32))
     if not rows:
-        raise UsageError(f"{path}: expected a line a token, found none", _HINT)
-    return Routing(np.array(rows, np.int32).reshape(len(rows), layers, topk), experts, Path(path).name)
+        raise UsageError(f"{option} {path}: expected a line a token, found none", _HINT)
+    return Routing(np.stack(rows).reshape(len(rows), layers, topk), experts, Path(path).name)
+
+
+def _fits(value: Any, model: tuple[int, int, int]) -> bool:
+    """Quickly, whether a line is right; numpy takes booleans among numbers for numbers."""
+    layers, experts, topk = model
+    if not isinstance(value, dict) or sorted(value) != ["layers", "tok"]:
+        return False
+    if not isinstance(value["tok"], int) or value["tok"] < 0:
+        return False
+    try:
+        ids = np.array(value["layers"])
+    except ValueError:  # ragged
+        return False
+    if ids.dtype.kind != "i" or ids.shape != (layers, topk):
+        return False
+    ids.sort(axis=1)
+    return bool((ids >= 0).all() and (ids < experts).all() and (np.diff(ids, axis=1) > 0).all())
 
 
 def _row(value: Any, where: str, model: tuple[int, int, int]) -> list[list[int]]:
+    """A line's layers, looked at number by number. Throws UsageError about the first that is wrong."""
     layers, experts, topk = model
     fits = f"of a model with {layers} MoE layers of {experts} experts, top-{topk}"
 
@@ -106,7 +128,7 @@ def _row(value: Any, where: str, model: tuple[int, int, int]) -> list[list[int]]
 @dataclass(frozen=True)
 class Replay:
     """What least-recently-used caches, one a layer and booster, make of a trace. A step counts each distinct
-    expert once. ``slowest_…`` counts, layer by layer, the booster that has most to do: the others wait for it."""
+    expert once. ``slowest_…`` counts, layer by layer, the booster with most to do: the others wait for it."""
 
     steps: int
     hits: int
@@ -124,8 +146,8 @@ class Replay:
 
 
 class LruLayer:
-    """One layer's slots. A step looks all its experts up first; none of them makes way for another of them, so
-    those that find no room are used and not kept."""
+    """One layer's slots. A step looks all its experts up first; none of them makes way for another of them,
+    so those that find no room are used and not kept."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -149,24 +171,24 @@ class LruLayer:
 
 def replay(
     routing: Routing,
-    slots: Sequence[int],
+    slots: Sequence[Sequence[int]],
     streams: int = 1,
     owners: Sequence[Sequence[int]] | None = None,
 ) -> Replay:
-    """Decodes a trace through empty caches, with so many slots in each layer of each booster.
+    """Decodes a trace through empty caches.
 
-    ``owners``: the booster of each expert in each layer; None: all on one.
+    ``slots``: of each layer, booster by booster. ``owners``: the booster of each expert, layer by layer;
+    None: there is one booster.
     """
-    boosters = 1 + max(map(max, owners)) if owners else 1
-    caches = [[LruLayer(count) for _ in range(boosters)] for count in slots]
+    caches = [[LruLayer(count) for count in counts] for counts in slots]
     steps = hits = lookups = slowest_lookups = slowest_misses = 0
     for step in routing.steps(streams):
         steps += 1
         for layer, rows in enumerate(step.swapaxes(0, 1)):
-            shares: list[list[int]] = [[] for _ in range(boosters)]
+            shares: list[list[int]] = [[] for _ in caches]
             for i in dict.fromkeys(rows.ravel().tolist()):
                 shares[owners[layer][i] if owners else 0].append(i)
-            found = [cache.step(share) for cache, share in zip(caches[layer], shares, strict=True)]
+            found = [cache[layer].step(share) for cache, share in zip(caches, shares, strict=True)]
             hits += sum(found)
             lookups += sum(map(len, shares))
             slowest_lookups += max(map(len, shares))
