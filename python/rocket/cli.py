@@ -12,6 +12,8 @@ COMMANDS = (
     "rocket.bench",
     "rocket.fuel_command",
     "rocket.bytes_command",
+    "rocket.plan_command",
+    "rocket.split_command",
 )
 
 
