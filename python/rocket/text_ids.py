@@ -14,7 +14,7 @@ from rocket.inputs import decode_text, open_file
 from rocket.options import parse_ids
 from rocket.tokenizer import Tokenizer
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
 BOM = b"\xef\xbb\xbf"
 
 Ids = npt.NDArray[np.int32]
