@@ -372,5 +372,6 @@ int main() {
     }
     nan_scores_are_last(ops, isa);
   });
+  std::printf("      token lists compared exactly (published: exact top-k)\n");
   return check::finish("indexer");
 }

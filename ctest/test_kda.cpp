@@ -455,6 +455,9 @@ void check_gated_norm(const OpTable& ops, const std::string& isa, int32_t rows, 
 }  // namespace
 
 int main() {
+  std::printf(
+      "      published against float32 in the same order: conv + silu with state advance 0, forget gate and "
+      "l2norm 0\n");
   check::on_each_isa([](const OpTable& ops, const std::string& isa) {
     for (const ConvCase& c : {ConvCase{1, 1, 384, 4}, ConvCase{3, 20, 3072, 4}, ConvCase{2, 64, 77, 4},
                               ConvCase{4, 5, 300, 2}, ConvCase{2, 11, 40, 8}, ConvCase{1, 2, 16, 3}}) {

@@ -170,5 +170,6 @@ int main() {
     check_case(c);
   }
   check_ties();
+  std::printf("      ids compared exactly (published: exact)\n");
   return check::finish("router");
 }

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "ops/cpu_ops.h"
 
 namespace rocket {
 namespace {
-
-constexpr double kNone = -std::numeric_limits<double>::infinity();
 
 uint64_t splitmix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
@@ -56,42 +53,16 @@ int32_t largest(const float* logit, int32_t vocab) {
   return at;
 }
 
-// The tokens that top_k leaves, in ascending id.
-std::vector<Candidate> candidates(const float* logit, int32_t vocab, const SamplingParams& s) {
-  std::vector<Candidate> kept;
-  const auto z = [&](int32_t i) {
-    return std::isnan(logit[i]) ? kNone : logit[i] / static_cast<double>(s.temperature);
-  };
-  if (s.top_k > 0 && s.top_k < vocab) {
-    std::vector<float> clean(vocab);
-    std::vector<uint64_t> keys(vocab);
-    std::vector<int32_t> id(s.top_k);
-    for (int32_t i = 0; i < vocab; ++i) clean[i] = std::isnan(logit[i]) ? -INFINITY : logit[i];
-    topk_lowest_index(clean.data(), vocab, s.top_k, keys.data(), id.data());
-    kept.reserve(s.top_k);
-    for (const int32_t i : id) kept.push_back({z(i), i});
-  } else {
-    kept.reserve(vocab);
-    for (int32_t i = 0; i < vocab; ++i) kept.push_back({z(i), i});
-  }
-  double top = kNone;
-  for (const Candidate& c : kept) top = std::max(top, c.p);
-  for (Candidate& c : kept) c.p = c.p == top ? 1.0 : std::exp(c.p - top);
-  return kept;
-}
-
 double mass(const std::vector<Candidate>& list) {
   double total = 0;
   for (const Candidate& c : list) total += c.p;
   return total;
 }
 
-// Walks candidates in descending p. Sorts only as far as the walk gets: a draw seldom leaves the first few
-// hundred.
+// Walks candidates in descending p. Sorts only as far as the walk gets: a draw seldom leaves the first few hundred.
 class Descending {
  public:
   explicit Descending(std::vector<Candidate>& list) : list_(list) {}
-  size_t size() const { return list_.size(); }
   const Candidate& operator[](size_t i) {
     if (i >= sorted_) {
       const size_t end = std::min(list_.size(), std::max<size_t>(256, 4 * sorted_));
@@ -107,13 +78,78 @@ class Descending {
   size_t sorted_ = 0;
 };
 
-int32_t draw(const float* logit, int32_t vocab, const SamplingParams& s, double u) {
-  std::vector<Candidate> list = candidates(logit, vocab, s);
-  const double total = mass(list);
-  if (s.min_p > 0) {
-    // The largest p is 1 / total, so the factor 1 / total falls out of the comparison.
-    std::erase_if(list, [&](const Candidate& c) { return c.p < static_cast<double>(s.min_p); });
+// Unnormalised probability of a logit. Equal logits give equal bits, and the largest gives 1, infinity included.
+double weight(float logit, float top, double temperature) {
+  if (logit == top) return 1;
+  return std::isnan(logit) ? 0 : std::exp(logit / temperature - top / temperature);
+}
+
+// One row's distribution over the whole vocabulary.
+struct Dense {
+  std::vector<double> p;
+  double total = 0;
+
+  Dense(const float* logit, int32_t vocab, double temperature, ThreadPool& pool) : p(vocab) {
+    constexpr int32_t kBlock = 4096;  // summed on its own, so that the total does not depend on threads
+    const int32_t blocks = (vocab + kBlock - 1) / kBlock;
+    const float top = maximum(logit, vocab);
+    std::vector<double> sum(blocks);
+    pool.loop(blocks, 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t b = begin; b < end; ++b) {
+        const auto last = static_cast<int32_t>(std::min<int64_t>(vocab, (b + 1) * kBlock));
+        for (auto i = static_cast<int32_t>(b * kBlock); i < last; ++i) {
+          // A NaN counts as -infinity, which ties with the largest where there is nothing else.
+          p[i] = top == -INFINITY ? 1 : weight(logit[i], top, temperature);
+          sum[b] += p[i];
+        }
+      }
+    });
+    for (const double x : sum) total += x;
   }
+
+  // The tokens with p >= least, in ascending id.
+  std::vector<Candidate> at_least(double least) const {
+    std::vector<Candidate> list;
+    for (size_t i = 0; i < p.size(); ++i) {
+      if (p[i] >= least) list.push_back({p[i], static_cast<int32_t>(i)});
+    }
+    return list;
+  }
+};
+
+// The tokens that a draw can reach, and what all tokens that top_k leaves weigh together.
+std::vector<Candidate> candidates(const float* logit, int32_t vocab, const SamplingParams& s, double u,
+                                  ThreadPool& pool, double& total) {
+  std::vector<Candidate> list;
+  if (s.top_k > 0 && s.top_k < vocab) {
+    std::vector<float> clean(vocab);
+    std::vector<uint64_t> keys(vocab);
+    std::vector<int32_t> id(s.top_k);
+    for (int32_t i = 0; i < vocab; ++i) clean[i] = std::isnan(logit[i]) ? -INFINITY : logit[i];
+    topk_lowest_index(clean.data(), vocab, s.top_k, keys.data(), id.data());
+    const float top = maximum(clean.data(), vocab);
+    for (const int32_t i : id) list.push_back({weight(clean[i], top, s.temperature), i});
+    total = mass(list);
+    if (s.min_p > 0)
+      std::erase_if(list, [&](const Candidate& c) { return c.p < static_cast<double>(s.min_p); });
+    return list;
+  }
+  const Dense dense(logit, vocab, s.temperature, pool);
+  total = dense.total;
+  // The largest p is 1 / total, so that factor falls out of the comparison with min_p.
+  if (s.min_p > 0) return dense.at_least(s.min_p);
+  // What the walk in descending p passes before it ends. The margin covers sums in another order.
+  const double end = (s.top_p < 1 ? static_cast<double>(s.top_p) : u) * total * (1 + 1e-9);
+  for (const double least : {0x1p-6, 0x1p-12, 0x1p-24}) {
+    list = dense.at_least(least);
+    if (mass(list) > end) return list;
+  }
+  return dense.at_least(0);
+}
+
+int32_t draw(const float* logit, int32_t vocab, const SamplingParams& s, double u, ThreadPool& pool) {
+  double total = 0;
+  std::vector<Candidate> list = candidates(logit, vocab, s, u, pool, total);
   Descending kept(list);
   size_t count = list.size();
   double left = s.min_p > 0 ? mass(list) : total;
@@ -138,14 +174,13 @@ double sampling_uniform(uint64_t seed, uint64_t counter) {
 }
 
 void sample_cpu(const SampleParams& p, Exec& exec) {
-  exec.pool->loop(p.rows, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      const float* logit = p.logits + row * p.ld;
-      const SamplingParams& s = p.sampling[row];
-      p.token[row] = s.temperature > 0 ? draw(logit, p.vocab, s, sampling_uniform(s.seed, p.counter[row]))
-                                       : largest(logit, p.vocab);
-    }
-  });
+  for (int32_t row = 0; row < p.rows; ++row) {
+    const float* logit = p.logits + row * p.ld;
+    const SamplingParams& s = p.sampling[row];
+    p.token[row] = s.temperature > 0
+                       ? draw(logit, p.vocab, s, sampling_uniform(s.seed, p.counter[row]), *exec.pool)
+                       : largest(logit, p.vocab);
+  }
 }
 
 }  // namespace rocket
