@@ -24,7 +24,7 @@ if(NOT Python_FOUND OR NOT pybind11_FOUND)
   set(ROCKET_PYTHON_BUILT OFF)
 else()
   set(ROCKET_PYTHON_BUILT ON)
-  pybind11_add_module(_core ${bind_sources})
+  pybind11_add_module(_core NO_EXTRAS ${bind_sources})  # no link-time optimisation: the module is a thin layer
   target_link_libraries(_core PRIVATE rocket_engines)
   target_compile_definitions(_core PRIVATE ROCKET_VERSION="${rocket_VERSION}")
 endif()
