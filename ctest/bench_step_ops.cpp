@@ -23,7 +23,8 @@ struct Shape {
 constexpr int32_t kStreams = 4, kPool = 4, kTopkPools = 512, kTaps = 4, kPageRows = 256;
 
 struct Layer {
-  Floats fn[2], state, conv_tail, pool_tail;
+  std::vector<uint16_t> fn[2];  // BF16, as released
+  Floats state, conv_tail, pool_tail;
   std::unique_ptr<check::Pages> latent, pooled;
 };
 
@@ -68,7 +69,7 @@ struct Step {
     const int64_t flat = static_cast<int64_t>(kStreams) * s.hidden;
     for (int32_t i = 0; i < s.layers; ++i) {
       Layer l;
-      for (Floats& fn : l.fn) fn = check::normal(24 * flat, 0.01);
+      for (auto& fn : l.fn) fn = check::normal_bf16(24 * flat, 0.01);
       if (i % 4 != 3) {
         l.state = check::normal(static_cast<int64_t>(kda) * s.kda_dim);
         l.conv_tail = check::normal((kTaps - 1) * 3 * kda);
@@ -94,19 +95,17 @@ struct Step {
     segment = {0, rows, context};
   }
 
-  void hyper(Times& t, const Floats& fn, bool post) {
+  void hyper(Times& t, const std::vector<uint16_t>& fn, bool post) {
     if (!post) {
       HyperPreParams p;
       p.x = x.data();
       p.rows = rows;
       p.hidden = s.hidden;
-      p.fn = Weight{WeightFormat::kF32, 24, static_cast<int64_t>(kStreams) * s.hidden, fn.data()};
+      p.fn = Weight{WeightFormat::kBF16, 24, static_cast<int64_t>(kStreams) * s.hidden, fn.data()};
       p.base = some.data();
       p.scale = some.data();
       p.norm_weight = some.data();
       p.y = y.data();
-      p.post = post_mix;
-      p.comb = comb;
       std::vector<float> post_rows(rows * kStreams), comb_rows(rows * kStreams * kStreams);
       p.post = post_rows.data();
       p.comb = comb_rows.data();
@@ -141,9 +140,7 @@ struct Step {
     Floats f = gates, beta(rows * s.kda_heads, 0.5f);
     KdaGatesParams g;
     g.f = g.g = f.data();
-    g.g = f.data();
     g.b = g.beta = beta.data();
-    g.beta = beta.data();
     g.dt_bias = some.data();
     g.a_log = some.data();
     g.rows = rows;
@@ -309,7 +306,6 @@ struct Step {
   Floats flush;
   std::vector<Layer> layer;
   Floats x, wide, gates, some, out, y, vocabulary, table, posts, combs;
-  float post_mix[1], comb[1];
   std::vector<int32_t> token, count;
   Segment segment;
 };
