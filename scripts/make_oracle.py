@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Writes the golden files of tests/golden from transformers (needs torch and transformers).
 
-Prints how much the reference disagrees with itself (one prefill against token-by-token decoding, and
-prefixes against the whole), and how near its closest decisions are: a decision nearer than the noise would
-make a golden file that no other correct program could reproduce, so such a case is refused. Top-k decisions
-after the prompt are only reported: greedy text that repeats itself makes pools that are nearly the same, and
-either will do.
+Prints how much the reference disagrees with itself (float32 against float64, one prefill against
+token-by-token decoding, and prefixes against the whole), and how near its closest decisions are: a
+decision nearer than the noise would make a golden file that no other correct program could reproduce, so
+such a case is refused. Top-k decisions after the prompt are only reported: greedy text that repeats itself
+makes pools that are nearly the same, and either will do.
 """
 
 import argparse
@@ -73,6 +73,12 @@ def prompt_runs(oracle: Oracle, case: Case, tensors: dict[str, np.ndarray]) -> d
     return worst
 
 
+def rounding(fuel: Path, case: Case, tensors: dict[str, np.ndarray]) -> float:
+    """How far the float32 reference is from itself in float64."""
+    exact = Oracle(fuel, float64=True).feed(case.tokens())
+    return float(np.abs(tensors["logits"] - exact).max()) / float(tensors["logits"].std())
+
+
 def decode_noise(oracle: Oracle, case: Case, tensors: dict[str, np.ndarray]) -> float:
     """The largest difference between one prefill and token by token, in standard deviations of the logits."""
     oracle.reset()
@@ -90,7 +96,8 @@ def make(case: Case, directory: Path) -> None:
     worst = prompt_runs(oracle, case, tensors)
     worst["decode"] = decode_noise(oracle, case, tensors)
     print(
-        f"{case.name}: prefill against decode {worst['decode']:.1e}, prefixes against the whole "
+        f"{case.name}: float32 against float64 {rounding(fuel, case, tensors):.1e}, prefill against decode "
+        f"{worst['decode']:.1e}, prefixes against the whole "
         f"{worst['prefix']:.1e} standard deviations of the logits; nearest top-k {nearest:.1e} "
         f"({ties} exact ties; {oracle.nearest():.1e} with the text), nearest greedy {worst['greedy']:.1e}; "
         f"{time.monotonic() - begin:.0f} s",

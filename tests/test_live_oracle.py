@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ pytestmark = [
     ),
 ]
 
-TOLERANCE = 1e-4  # standard deviations of the logits, as in test_parity
+TOLERANCE = 1e-4  # standard deviations of the logits, as in test_parity; here against a float64 reference
+CONDITION = 5e-5  # a run whose float32 reference is further off magnifies rounding and says nothing
 NEAREST = 1e-5  # a run with a closer decision says nothing: either side of it is right
 SHAPES = int(os.environ.get("ROCKET_LIVE_SHAPES", "12"))
 
@@ -111,31 +113,39 @@ def random_options(draw: Draw, seed: int) -> FuelOptions:
     )
 
 
-def compare(fuel: Path, ids: list[int], split: int) -> float:
-    """Feeds both a prompt, then the rest token by token; returns the reference's nearest decision."""
+def run_reference(fuel: Path, ids: list[int], split: int, float64: bool) -> tuple[Any, np.ndarray]:
+    """A prompt of `split` tokens, then token by token."""
     from transformers_oracle import Oracle
 
-    oracle = Oracle(fuel)
-    expected = np.concatenate([oracle.feed(ids[:split])] + [oracle.feed([t]) for t in ids[split:]])
-    states = oracle.states()
-    if oracle.nearest() < NEAREST:
-        return oracle.nearest()
+    oracle = Oracle(fuel, float64=float64)
+    return oracle, np.concatenate([oracle.feed(ids[:split])] + [oracle.feed([t]) for t in ids[split:]])
+
+
+def compare(fuel: Path, ids: list[int], split: int) -> bool:
+    """Compares logits and states; false if the run says nothing."""
+    oracle, expected = run_reference(fuel, ids, split, True)
+    std = float(expected.std())
+    rounded = run_reference(fuel, ids, split, False)[1]
+    if oracle.nearest() < NEAREST or float(np.abs(rounded - expected).max()) / std > CONDITION:
+        return False
     engine = _core.CoreEngine(str(fuel), backend="cpu", threads=2, max_context=len(ids), max_rows=64)
     stream = engine.open()
     found = [engine.feed(stream, ids[:split], logits="all")]
     found += [engine.step([_core.Row(t, stream, wants_logits=True)])[0] for t in ids[split:]]
-    logits = np.concatenate(found)
-    assert np.isfinite(logits).all()
-    worst = float(np.abs(logits - expected).max()) / float(expected.std())
-    assert worst <= TOLERANCE, f"logits differ by {worst:.2e} standard deviations"
-    for name, wanted in states.items():
-        mine = engine.state(stream, name).reshape(wanted.shape)
-        assert np.isfinite(mine).all(), name
+    check(np.concatenate(found), expected, std, "logits")
+    for name, wanted in oracle.states().items():
         if wanted.size:
-            off = float(np.abs(mine - wanted).max()) / max(float(wanted.std()), 1e-6)
-            assert off <= TOLERANCE, f"{name} differs by {off:.2e} standard deviations"
+            mine = engine.state(stream, name).reshape(wanted.shape)
+            check(mine, wanted, max(float(wanted.std()), 1e-6), name)
     engine.unload()
-    return oracle.nearest()
+    return True
+
+
+def check(found: np.ndarray, expected: np.ndarray, scale: float, what: str) -> None:
+    assert found.shape == expected.shape, what
+    assert np.isfinite(found).all(), what
+    worst = float(np.abs(found - expected).max()) / scale
+    assert worst <= TOLERANCE, f"{what}: {worst:.2e} standard deviations off"
 
 
 @pytest.mark.parametrize("number", range(SHAPES))
@@ -148,9 +158,9 @@ def test_random_shapes(number: int, tmp_path: Path) -> None:
             fuel = make_fuel(tmp_path / f"f{attempt}", options)
         except RandomFuelError:  # experts a token may exceed the experts that compete
             continue
-        length, vocab = draw.integer(2, 90), options.shape.vocab_size
+        length, vocab = draw.integer(2, draw.choice(80, 80, 80, 260)), options.shape.vocab_size
         ids = [draw.integer(0, vocab - 1) for _ in range(length)]
-        if compare(fuel, ids, draw.integer(1, length)) >= NEAREST:
+        if compare(fuel, ids, draw.integer(1, length)):
             return
     pytest.fail("no shape of twenty had clear decisions")
 
@@ -166,7 +176,7 @@ def test_many_exact_ties(tmp_path: Path) -> None:
         fuel = make_fuel(tmp_path / str(seed), FuelOptions(shape, seed=seed))
         draw = Draw(seed)
         ids = [draw.integer(0, 319) for _ in range(120)]
-        if compare(fuel, ids, 60) >= NEAREST:
+        if compare(fuel, ids, 60):
             oracle = Oracle(fuel)
             oracle.feed(ids)
             assert oracle.ties > 10
@@ -181,7 +191,7 @@ def groups_of_parameters(names: list[str]) -> dict[str, list[str]]:
     return groups
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2]], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=lambda c: c.name)
 def test_every_weight_matters(case: Case, fuel_dir: Path) -> None:
     """Without any one kind of weight (or with plain norms) the reference moves far beyond the tolerance:
     an engine that forgot one cannot pass."""
@@ -195,6 +205,8 @@ def test_every_weight_matters(case: Case, fuel_dir: Path) -> None:
     }
     weak = []
     for group, names in groups_of_parameters(list(tensors)).items():
+        if case.shape.index_kpool == 1 and "index_kpool_compress" in group:
+            continue  # the softmax over a pool of one is 1
         saved = {name: tensors[name].detach().clone() for name in names}
         for name in names:
             tensors[name].detach().fill_(1.0 if re.search(r"norm\.weight$|layernorm\.weight$", name) else 0.0)

@@ -55,6 +55,30 @@ def stable_topk(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
         torch.topk, torch.Tensor.topk = saved
 
 
+@contextlib.contextmanager
+def float64_throughout() -> Iterator[None]:
+    """transformers asks for float32 in many places; here it gets float64: no rounding to speak of."""
+    tensor, functional, default = torch.Tensor, torch.nn.functional, torch.get_default_dtype()
+    saved = tensor.float, tensor.to, functional.softmax
+
+    def widen(x: object) -> object:
+        return torch.float64 if x is torch.float32 else x
+
+    def to(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        return saved[1](self, *map(widen, args), **{name: widen(value) for name, value in kwargs.items()})
+
+    def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return saved[2](x, dim=dim, dtype=widen(dtype))
+
+    tensor.float, tensor.to, functional.softmax = tensor.double, to, softmax
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        tensor.float, tensor.to, functional.softmax = saved
+        torch.set_default_dtype(default)
+
+
 def dequantise(packed: torch.Tensor, scale: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor:
     """Nibbles [out, in/2] (low one = even column), E4M3 scales [out, in/16], a multiplier -> [out, in]."""
     nibbles = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
@@ -130,11 +154,14 @@ def load_model(fuel: Path) -> Glm5NextForConditionalGeneration:
 class Oracle:
     """A loaded model, a cache for one stream, and what the last calls left behind."""
 
-    def __init__(self, fuel: Path) -> None:
+    def __init__(self, fuel: Path, float64: bool = False) -> None:
         torch.set_grad_enabled(False)
         torch.set_num_threads(1)  # the matrices are too small for more
         transformers.logging.set_verbosity_error()
         self.model = load_model(fuel)
+        self._precision = float64_throughout if float64 else contextlib.nullcontext
+        if float64:
+            self.model.double()
         self.text = self.model.model.language_model
         self.config = self.text.config
         self.hidden: list[list[np.ndarray]] = []
@@ -201,7 +228,7 @@ class Oracle:
 
     def feed(self, ids: list[int]) -> np.ndarray:
         """Feeds tokens in one call and returns logits [len(ids), vocab]."""
-        with stable_topk(self._note_gaps):
+        with stable_topk(self._note_gaps), self._precision():
             out = self.model(input_ids=torch.tensor([ids]), cache=self.cache, use_cache=True)
         return out.logits[0].numpy().copy()
 
