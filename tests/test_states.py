@@ -363,6 +363,21 @@ def test_embeddings_instead_of_tokens(bench: Bench, chunk: int) -> None:
     bench.check_on(stream, ids)
 
 
+def test_embeddings_are_replayed(bench: Bench, tmp_path: Path) -> None:
+    """Going back over rows that came as embeddings, also after a way through a file."""
+    ids, table = bench.tokens(40), embedding_table(bench.fuel)
+    stream = bench.engine.open()
+    rows = [Row(stream=stream, embedding=table[t]) if i % 3 else Row(t, stream) for i, t in enumerate(ids)]
+    bench.engine.step(rows)
+    bench.engine.snapshot(stream, "s")
+    bench.engine.save_snapshot("s", str(tmp_path / "snapshot"))
+    bench.engine.load_snapshot("t", str(tmp_path / "snapshot"))
+    restored = bench.engine.restore("t")
+    for one, position in ((stream, 29), (restored, 33)):
+        bench.engine.truncate(one, position)
+        bench.check_on(one, ids[:position])
+
+
 def test_a_step_that_cannot_be_changes_nothing(bench: Bench) -> None:
     ids, table = bench.tokens(21), embedding_table(bench.fuel)
     stream, other = bench.engine.open(), bench.engine.open()
