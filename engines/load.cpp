@@ -28,11 +28,13 @@ struct Plan {
   int64_t total() const { return dense + workspace + state; }
 };
 
-// Threads of which each would have less to do than its start costs are not worth it; the number is the
-// user's.
+// More threads than processors only wait for each other; some more are let through, for tests of the split.
 int threads_for(const EngineOptions& options) {
-  if (options.threads < 0 || options.threads > 1024) {
-    throw InputError("threads: expected 0 (automatic) to 1024, found " + std::to_string(options.threads));
+  const int limit = std::max(8, 2 * ThreadPool::available_cpus());
+  if (options.threads < 0 || options.threads > limit) {
+    throw InputError("threads: expected 0 (automatic) to " + std::to_string(limit) + " here, found " +
+                         std::to_string(options.threads),
+                     "leave --threads out to use every CPU that may be used");
   }
   return options.threads > 0 ? options.threads : ThreadPool::available_cpus();
 }
