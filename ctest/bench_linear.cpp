@@ -24,23 +24,33 @@ double seconds(Clock::time_point from) {
 
 constexpr double kTurn = 3e-3;  // seconds that a turn is meant to take
 
-typedef float Wide __attribute__((vector_size(64)));
+// Adds up `bytes` of floats, a multiple of 256.
+#define ROCKET_SUM_BYTES                                           \
+  {                                                                \
+    typedef float V __attribute__((vector_size(64)));              \
+    V s0 = {}, s1 = {}, s2 = {}, s3 = {}, v[4];                    \
+    for (const char* end = at + bytes; at < end; at += sizeof v) { \
+      std::memcpy(v, at, sizeof v);                                \
+      s0 += v[0], s1 += v[1], s2 += v[2], s3 += v[3];              \
+    }                                                              \
+    return (s0 + s1 + s2 + s3)[0];                                 \
+  }
+float sum_bytes(const char* at, int64_t bytes) ROCKET_SUM_BYTES
+#if defined(__x86_64__)
+    __attribute__((target("avx512f"))) float sum_bytes_avx512(const char* at, int64_t bytes) ROCKET_SUM_BYTES
+#endif
 
-// Bytes a second that all threads read together.
-double stream_rate(ThreadPool& pool, const char* data, int64_t bytes) {
+    // Bytes a second that all threads read together.
+    double stream_rate(ThreadPool& pool, const char* data, int64_t bytes) {
+  auto* sum = sum_bytes;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) sum = sum_bytes_avx512;
+#endif
   std::vector<float> sink(pool.threads() * 16);
   const int64_t block = 1 << 16;
   const Clock::time_point start = Clock::now();
   pool.loop(bytes / block, 16, [&](int64_t begin, int64_t end, int thread) {
-    Wide sums[4] = {};
-    for (const char* at = data + begin * block; at < data + end * block; at += sizeof sums) {
-      for (int j = 0; j < 4; ++j) {
-        Wide v;
-        std::memcpy(&v, at + j * sizeof v, sizeof v);
-        sums[j] += v;
-      }
-    }
-    sink[thread * 16] = sums[0][0] + sums[1][0] + sums[2][0] + sums[3][0];
+    sink[thread * 16] += sum(data + begin * block, (end - begin) * block);
   });
   return static_cast<double>(bytes) / seconds(start);
 }
@@ -50,7 +60,7 @@ double stream_rate(ThreadPool& pool, const char* data, int64_t bytes) {
 #define ROCKET_CHAINS(NAME, TARGET, BYTES)                                      \
   __attribute__((target(TARGET))) double NAME(int64_t turns) {                  \
     typedef float V __attribute__((vector_size(BYTES)));                        \
-    V a0 = V{} + 1, a1 = V{} + 2, a2 = V{} + 3, a3 = V{} + 4, a4 = V{} + 5;     \
+    V a0 = V{} + 11, a1 = V{} + 2, a2 = V{} + 3, a3 = V{} + 4, a4 = V{} + 5;    \
     V a5 = V{} + 6, a6 = V{} + 7, a7 = V{} + 8, a8 = V{} + 9, a9 = V{} + 10;    \
     const V m = V{} + 0.999f, c = V{} + 0.001f;                                 \
     for (int64_t i = 0; i < turns; ++i) {                                       \
@@ -121,6 +131,16 @@ void measure(check::Bench& bench, const char* data, int turns, const Case& c) {
   std::fflush(stdout);
 }
 
+// n floats on a cache line, as an engine's are.
+struct Floats {
+  explicit Floats(int64_t n)
+      : arena(static_cast<size_t>(n) * sizeof(float), "benchmark rows"), data(arena.take<float>(n)) {
+    for (int64_t i = 0; i < n; ++i) data[i] = static_cast<float>(i % 251) / 128 - 1;
+  }
+  Arena arena;
+  float* data;
+};
+
 // A weight in the buffer at `offset`; scales lie behind the data.
 Weight view(WeightFormat format, int64_t out, int64_t in, const char* data, int64_t offset) {
   Weight w;
@@ -138,8 +158,7 @@ Weight view(WeightFormat format, int64_t out, int64_t in, const char* data, int6
 
 void bench_linear(check::Bench& bench, const char* data, int turns, WeightFormat format, int64_t out,
                   int64_t in, int32_t rows) {
-  const std::vector<float> x = check::normal(rows * in);
-  std::vector<float> y(rows * out);
+  const Floats x(rows * in), y(rows * out);
   const Weight first = view(format, out, in, data, 0);
   const int64_t size = (weight_bytes(first) + 255) / 256 * 256;
   const int64_t places = kBytes / size;
@@ -150,12 +169,33 @@ void bench_linear(check::Bench& bench, const char* data, int turns, WeightFormat
   c.flops = 2.0 * static_cast<double>(rows * out * in);
   c.call = [&](int number) {
     LinearParams p;
-    p.x = x.data();
+    p.x = x.data;
     p.ldx = in;
     p.rows = rows;
     p.part_count = 1;
-    p.part[0] = {view(format, out, in, data, number % places * size), y.data(), out, nullptr};
+    p.part[0] = {view(format, out, in, data, number % places * size), y.data, out, nullptr};
     cpu_ops().linear(p, bench.exec);
+  };
+  measure(bench, data, turns, c);
+}
+
+void bench_heads(check::Bench& bench, const char* data, int turns, bool transposed, int32_t rows) {
+  const int32_t heads = 16, stride = 256, dim = 128;
+  const int64_t in = 512, size = 2 * heads * stride * in;
+  const Floats x(static_cast<int64_t>(rows) * heads * in), y(static_cast<int64_t>(rows) * heads * in);
+  Case c;
+  c.name = std::string("heads ") + (transposed ? "transposed" : "straight") + ", BF16, " +
+           std::to_string(rows) + " rows, 16 x 128 x 512";
+  c.bytes = static_cast<double>(size / 2);
+  c.flops = 2.0 * rows * heads * dim * static_cast<double>(in);
+  c.call = [&](int number) {
+    HeadLinearParams p;
+    p.w = view(WeightFormat::kBF16, heads * stride, in, data, number % (kBytes / size) * size);
+    p.heads = heads, p.stride_out = stride, p.offset = transposed ? 0 : dim, p.rows_per_head = dim;
+    p.transposed = transposed;
+    p.x = x.data, p.y = y.data, p.rows = rows;
+    p.hx = p.hy = in, p.ldx = p.ldy = heads * in;
+    cpu_ops().head_linear(p, bench.exec);
   };
   measure(bench, data, turns, c);
 }
@@ -170,8 +210,8 @@ void bench_experts(check::Bench& bench, const char* data, int turns, WeightForma
                 view(format, inner, hidden, data, (3 * e + 1) * size),
                 view(format, hidden, inner, data, (3 * e + 2) * size)};
   }
-  const std::vector<float> x = check::normal(static_cast<int64_t>(rows) * hidden), weight(rows * topk, 0.1f);
-  std::vector<float> out(static_cast<int64_t>(rows) * topk * hidden);
+  const std::vector<float> weight(rows * topk, 0.1f);
+  const Floats x(static_cast<int64_t>(rows) * hidden), out(static_cast<int64_t>(rows) * topk * hidden);
   std::vector<int32_t> ids;
   std::vector<int64_t> used(experts);
   const int calls = rows == 1 ? 48 : 2;  // different choices of experts
@@ -194,7 +234,7 @@ void bench_experts(check::Bench& bench, const char* data, int turns, WeightForma
   c.bytes = active / calls * 3 * static_cast<double>(weight_bytes(table[0].gate));
   c.flops = 6.0 * rows * topk * hidden * inner;
   c.call = [&](int number) {
-    const ExpertFfnParams p{x.data(),
+    const ExpertFfnParams p{x.data,
                             hidden,
                             rows,
                             topk,
@@ -205,7 +245,7 @@ void bench_experts(check::Bench& bench, const char* data, int turns, WeightForma
                             hidden,
                             inner,
                             10.0f,
-                            out.data()};
+                            out.data};
     cpu_ops().expert_ffn(p, bench.exec);
   };
   measure(bench, data, turns, c);
@@ -224,17 +264,32 @@ int main(int argc, char** argv) {
   const auto wanted = [&](const char* name) { return argc <= 3 || std::strstr(name, argv[3]); };
   for (int32_t rows : {1, 2, 4, 16, 256}) {
     for (WeightFormat format : check::kFormats) {
-      if (wanted(check::format_name(format))) bench_linear(bench, data, turns, format, 2048, 1024, rows);
+      if (wanted(check::format_name(format)))
+        bench_linear(bench, data, turns, format, rows < 16 ? 2048 : 256, 1024, rows);
     }
+  }
+  if (wanted("wide")) {
+    bench_linear(bench, data, turns, WeightFormat::kBF16, 1024, 4096, 1);
+    bench_linear(bench, data, turns, WeightFormat::kNVFP4, 1024, 4096, 1);
+    bench_linear(bench, data, turns, WeightFormat::kBF16, 128, 4096, 128);
+    bench_linear(bench, data, turns, WeightFormat::kNVFP4, 128, 4096, 128);
   }
   if (wanted("small")) {
     for (int64_t size : {256, 512}) bench_linear(bench, data, turns, WeightFormat::kBF16, size, 256, 1);
     bench_linear(bench, data, turns, WeightFormat::kNVFP4, 256, 256, 1);
   }
+  if (wanted("heads")) {
+    for (int32_t rows : {1, 4, 64}) {
+      bench_heads(bench, data, turns, false, rows);
+      bench_heads(bench, data, turns, true, rows);
+    }
+  }
   if (wanted("experts")) {
-    for (int32_t rows : {1, 4, 32, 256}) {
-      bench_experts(bench, data, turns, WeightFormat::kNVFP4, 1024, 512, 64, 8, rows);
-      bench_experts(bench, data, turns, WeightFormat::kBF16, 1024, 512, 64, 8, rows);
+    for (WeightFormat format : {WeightFormat::kNVFP4, WeightFormat::kBF16}) {
+      bench_experts(bench, data, turns, format, 1024, 512, 64, 8, 1);
+      bench_experts(bench, data, turns, format, 1024, 512, 64, 8, 4);
+      // As many rows an expert as 256 rows with 8 of 64 experts give, in a call short enough for a turn.
+      bench_experts(bench, data, turns, format, 1024, 512, 2, 1, 64);
     }
     bench_experts(bench, data, turns, WeightFormat::kNVFP4, 256, 128, 16, 4, 1);
   }

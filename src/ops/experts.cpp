@@ -45,7 +45,7 @@ ROCKET_INLINE void check_expert(const ExpertFfnParams& p, const ExpertWeights& e
 }
 
 // Decoding a block of weights costs about as much as this many rows of products.
-constexpr int64_t kDecodeCost = 4;
+constexpr int64_t kDecodeCost = 1;
 
 // Sorts the pairs by expert and checks what they need.
 Plan make_plan(const ExpertFfnParams& p, Arena& scratch) {
@@ -112,30 +112,39 @@ ROCKET_INLINE Span blocks_of(const Group& g, int64_t blocks, int64_t begin, int6
   return {min_i64(from, blocks), min_i64(to, blocks)};
 }
 
-constexpr int64_t kRowBlock = 128;  // rows whose gate and up wait for each other
+// Gate and up wait for each other in a buffer of this many floats each: many channels of few rows, or few of
+// many, so that a stretch of weights is read at a time.
+constexpr int64_t kHeld = 4096;
+constexpr int64_t kHeldRows = kHeld / kLanes;
 
 // Blocks of sixteen inner channels of one expert: gate and up, then SwiGLU.
 [[gnu::noinline]] void gate_up(const ExpertFfnParams& p, const Plan& plan, const Group& g, Span blocks) {
-  alignas(64) float gate[kRowBlock][kLanes], up[kRowBlock][kLanes];
+  alignas(64) float gate[kHeld], up[kHeld];
   const ExpertWeights& e = p.expert[g.expert];
   const bool four = e.down.format == WeightFormat::kNVFP4;
-  for (int64_t row0 = 0; row0 < g.rows; row0 += kRowBlock) {
-    const int64_t rows = min_i64(kRowBlock, g.rows - row0);
+  for (int64_t row0 = 0; row0 < g.rows; row0 += kHeldRows) {
+    const int64_t rows = min_i64(kHeldRows, g.rows - row0), held = kHeldRows / rows;
     const RowsIn plain = {p.x, p.ldx, g.row + row0}, fixed = {plan.fixed, plan.ld_fixed, g.row + row0};
-    for (int64_t b = blocks.begin; b < blocks.end; ++b) {
-      const int64_t o0 = b * kLanes, o1 = min_i64(o0 + kLanes, p.inner);
-      matmul(e.gate, o0, o1, rows, e.gate.format == WeightFormat::kNVFP4 ? fixed : plain, {gate[0], kLanes});
-      matmul(e.up, o0, o1, rows, e.up.format == WeightFormat::kNVFP4 ? fixed : plain, {up[0], kLanes});
-      const int n = static_cast<int>(o1 - o0);
+    for (int64_t b0 = blocks.begin; b0 < blocks.end; b0 += held) {
+      const int64_t b1 = min_i64(blocks.end, b0 + held), width = (b1 - b0) * kLanes;
+      const int64_t o0 = b0 * kLanes, o1 = min_i64(b1 * kLanes, p.inner);
+      matmul(e.gate, o0, o1, rows, e.gate.format == WeightFormat::kNVFP4 ? fixed : plain, {gate, width});
+      matmul(e.up, o0, o1, rows, e.up.format == WeightFormat::kNVFP4 ? fixed : plain, {up, width});
       for (int64_t r = 0; r < rows; ++r) {
-        for (int i = n; i < kLanes; ++i) gate[r][i] = up[r][i] = 0;
-        const F16v v = clamped_swiglu(load(gate[r]), load(up[r]), p.limit);
         float* act = plan.act + g.pair[row0 + r] * plan.ld_act;
-        if (four) {
-          store(gate[r], v);
-          fixed_block(gate[r], b, act);
-        } else {
-          store_part(act + o0, v, n);
+        for (int64_t b = b0; b < b1; ++b) {
+          float *gb = gate + r * width + (b - b0) * kLanes, *ub = up + r * width + (b - b0) * kLanes;
+          const int n = static_cast<int>(min_i64(kLanes, p.inner - b * kLanes));
+          for (int i = n; i < kLanes; ++i) gb[i] = ub[i] = 0;
+          const F16v v = clamped_swiglu(load(gb), load(ub), p.limit);
+          if (four) {
+            store(gb, v);
+            fixed_block(gb, b, act);
+          } else if (n == kLanes) {
+            store(act + b * kLanes, v);
+          } else {
+            store_part(act + b * kLanes, v, n);
+          }
         }
       }
     }
@@ -148,9 +157,9 @@ constexpr int64_t kRowBlock = 128;  // rows whose gate and up wait for each othe
          {plan.act, plan.ld_act, g.pair}, {p.out + blocks.begin * kLanes, p.hidden, g.pair, p.weight});
 }
 
-// Blocks too small to be worth a thread of their own stay together.
-ROCKET_INLINE int64_t grain(const ExpertFfnParams&, const Plan&) {
-  return 1;
+// Of a loop over costs, for blocks of sixteen rows of `weights` weights of `in` columns.
+ROCKET_INLINE int64_t cost_grain(int weights, int64_t in) {
+  return grain_of(static_cast<double>(weights * kLanes * in) * 0.02);
 }
 
 }  // namespace
@@ -176,16 +185,17 @@ void expert_ffn(const ExpertFfnParams& p, Exec& exec) {
   if (p.rows <= 0 || p.topk <= 0) return;
   ArenaScope scope(*exec.scratch);
   const Plan plan = make_plan(p, *exec.scratch);
-  exec.pool->loop(p.rows, 8, [&](int64_t begin, int64_t end, int) { prepare_rows(p, plan, begin, end); });
+  exec.pool->loop(p.rows, grain_of(static_cast<double>(p.hidden) / 16 * kFixedBlockNs),
+                  [&](int64_t begin, int64_t end, int) { prepare_rows(p, plan, begin, end); });
   const int64_t inner_blocks = (p.inner + kLanes - 1) / kLanes,
                 hidden_blocks = (p.hidden + kLanes - 1) / kLanes;
-  exec.pool->loop(plan.cost * inner_blocks, grain(p, plan), [&](int64_t begin, int64_t end, int) {
+  exec.pool->loop(plan.cost * inner_blocks, cost_grain(2, p.hidden), [&](int64_t begin, int64_t end, int) {
     for (int64_t i = 0; i < plan.active; ++i) {
       const Span blocks = blocks_of(plan.group[i], inner_blocks, begin, end);
       if (blocks.begin < blocks.end) gate_up(p, plan, plan.group[i], blocks);
     }
   });
-  exec.pool->loop(plan.cost * hidden_blocks, grain(p, plan), [&](int64_t begin, int64_t end, int) {
+  exec.pool->loop(plan.cost * hidden_blocks, cost_grain(1, p.inner), [&](int64_t begin, int64_t end, int) {
     for (int64_t i = 0; i < plan.active; ++i) {
       const Span blocks = blocks_of(plan.group[i], hidden_blocks, begin, end);
       if (blocks.begin < blocks.end) down(p, plan, plan.group[i], blocks);

@@ -60,6 +60,18 @@ void fixed_row(const float* x, int64_t in, float* to);
 void fixed_block(const float* x, int64_t block, float* to);
 void fixed_clear_tail(int64_t in, float* to);
 
+// What a thread should at least have to do in nanoseconds, and about how many a weight takes for `rows` rows:
+// enough to keep small products on one thread, which is all that these are for.
+constexpr double kWorthwhile = 2000;
+ROCKET_INLINE double weight_ns(WeightFormat format, int64_t rows) {
+  const double read = format == WeightFormat::kF32 ? 0.12 : format == WeightFormat::kNVFP4 ? 0.02 : 0.06;
+  return read + static_cast<double>(rows) * 0.02;
+}
+ROCKET_INLINE int64_t grain_of(double item_ns) {
+  return item_ns >= kWorthwhile ? 1 : static_cast<int64_t>(kWorthwhile / item_ns) + 1;
+}
+constexpr double kFixedBlockNs = 10;  // of fixed_block()
+
 // Refuses shapes that a format cannot have.
 ROCKET_INLINE void check_weight(const char* op, const Weight& w) {
   if (w.out <= 0) fail_op(op, "outputs of a weight, at least", 1, w.out);

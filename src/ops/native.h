@@ -73,6 +73,16 @@ ROCKET_INLINE Fn nfma(Fn a, Fn b, Fn c) {
 #endif
 }
 
+// The value in a register. GCC likes to fold a load into every instruction that uses it, and where these are
+// several the loads become what limits a kernel.
+template <typename V>
+ROCKET_INLINE V in_register(V v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
+
 // Integers widened to 32 bits. GCC builds the widest conversion of vector extensions from halves, hence the
 // instructions.
 ROCKET_INLINE Un widen(Hn v) {
@@ -93,6 +103,17 @@ ROCKET_INLINE Un widen(Bn v) {
       _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(load_as<uint64_t>(&v)))));
 #else
   return __builtin_convertvector(v, Un);
+#endif
+}
+
+ROCKET_INLINE In widen_signed(Bn v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<In>(_mm512_maskz_cvtepi8_epi32(0xffff, reinterpret_cast<__m128i>(v)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<In>(
+      _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(load_as<uint64_t>(&v)))));
+#else
+  return reinterpret_cast<In>(__builtin_convertvector(v, Un) << 24) >> 24;
 #endif
 }
 

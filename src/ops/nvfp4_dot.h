@@ -54,7 +54,8 @@ ROCKET_INLINE Wn shifted_values(Wn packed, int high) {
 
 // The four bytes vectors of part p of a group's lanes, 128 bytes of data.
 ROCKET_INLINE void load_values(const uint8_t* data, int p, Wn* value) {
-  const Un a = load_as<Un>(data + p * kNative * 8), b = load_as<Un>(data + p * kNative * 8 + sizeof a);
+  const Un a = in_register(load_as<Un>(data + p * kNative * 8));
+  const Un b = in_register(load_as<Un>(data + p * kNative * 8 + sizeof a));
 #if defined(__AVX512F__)
   const Un first = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const Un second = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
@@ -80,16 +81,11 @@ ROCKET_INLINE In dot_bytes(In sum, Wn value, Wn digit) {
   return reinterpret_cast<In>(_mm512_dpbusd_epi32(
       reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(value), reinterpret_cast<__m512i>(digit)));
 }
-#endif
+#else
 
 // Sum of one digit's products over a block, lane by lane.
 ROCKET_INLINE In digit_sum(const Wn* value, const uint8_t* group, int digit, int p) {
-#if defined(__AVX512F__)
-  In sum = {};
-#pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) sum = dot_bytes(sum, value[q], digits(group, digit, q, p));
-  return sum;
-#elif defined(__AVX2__)
+#if defined(__AVX2__)
   // Sixteen-bit sums of pairs are at most 2 * 24 * 128, and four of them still fit.
   __m256i sum = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(value[0]),
                                      reinterpret_cast<__m256i>(digits(group, digit, 0, p)));
@@ -112,37 +108,53 @@ ROCKET_INLINE In digit_sum(const Wn* value, const uint8_t* group, int digit, int
   return (reinterpret_cast<In>(reinterpret_cast<Un>(pairs) << 16) >> 16) + (pairs >> 16);
 #endif
 }
+#endif
 
-// The block sums of part p of a group as floats: v * X for each lane.
-ROCKET_INLINE Fn block_sums(const Wn* value, const uint8_t* group, int p) {
-  const Un high = reinterpret_cast<Un>(digit_sum(value, group, 0, p)),
-           middle = reinterpret_cast<Un>(digit_sum(value, group, 1, p));
-  const Un low = reinterpret_cast<Un>(digit_sum(value, group, 2, p)),
-           offset = load_as<Un>(group + kOffsetAt + p * sizeof(Un));
-  return __builtin_convertvector(reinterpret_cast<In>((low + offset) + ((middle + (high << 8)) << 8)), Fn);
+// The block sums of part p of a group as floats, v * X for each lane, for O outputs.
+template <int O>
+ROCKET_INLINE void block_sums(const Wn (*value)[4], const uint8_t* group, int p, Fn* sums) {
+  const Un offset = load_as<Un>(group + kOffsetAt + p * sizeof(Un));
+#if defined(__AVX512F__)
+  In high[O], middle[O], low[O];
+#pragma GCC unroll 4
+  for (int k = 0; k < O; ++k) {
+    high[k] = middle[k] = In{};
+    low[k] = reinterpret_cast<In>(offset);
+  }
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    const Wn d0 = in_register(digits(group, 0, q, p)), d1 = in_register(digits(group, 1, q, p));
+    const Wn d2 = in_register(digits(group, 2, q, p));
+#pragma GCC unroll 4
+    for (int k = 0; k < O; ++k) {
+      high[k] = dot_bytes(high[k], value[k][q], d0);
+      middle[k] = dot_bytes(middle[k], value[k][q], d1);
+      low[k] = dot_bytes(low[k], value[k][q], d2);
+    }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < O; ++k) {
+    const Un upper = reinterpret_cast<Un>(middle[k]) + (reinterpret_cast<Un>(high[k]) << 8);
+    sums[k] = __builtin_convertvector(reinterpret_cast<In>(reinterpret_cast<Un>(low[k]) + (upper << 8)), Fn);
+  }
+#else
+  for (int k = 0; k < O; ++k) {
+    const Un high = reinterpret_cast<Un>(digit_sum(value[k], group, 0, p));
+    const Un middle = reinterpret_cast<Un>(digit_sum(value[k], group, 1, p));
+    const Un low = reinterpret_cast<Un>(digit_sum(value[k], group, 2, p));
+    sums[k] =
+        __builtin_convertvector(reinterpret_cast<In>((low + offset) + ((middle + (high << 8)) << 8)), Fn);
+  }
+#endif
 }
 
 // E4M3 scales of part p of a group without their NaN.
 ROCKET_INLINE Fn block_scales(const uint8_t* scale, int p) {
-  const Un code = widen(load_as<Bn>(scale + p * kNative));
-  return nfloat(((code & 0x80) << 24) | ((code & 0x7f) << 20)) * 0x1p120f;
+  return e4m3_small(load_as<Bn>(scale + p * kNative)) * 0x1p120f;
 }
 
 ROCKET_INLINE Fn group_scales(const uint8_t* group, int p) {
   return load_as<Fn>(group + kScaleAt + p * sizeof(Fn));
-}
-
-// Whether one of n scale bytes is NaN (0x7F, 0xFF), eight at a time.
-ROCKET_INLINE bool any_nan_scale(const uint8_t* scale, int64_t n) {
-  constexpr uint64_t kLow = 0x0101010101010101u, kTop = 0x8080808080808080u;
-  uint64_t found = 0;
-  int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const uint64_t zero_if_nan = ~(load_as<uint64_t>(scale + i) | kTop);
-    found |= (zero_if_nan - kLow) & ~zero_if_nan & kTop;
-  }
-  for (; i < n; ++i) found |= (scale[i] & 0x7f) == 0x7f;
-  return found != 0;
 }
 
 // Data and scales of a group of a row. Where a whole group would pass the end of the weight, they are copied
@@ -151,6 +163,10 @@ struct GroupBytes {
   const uint8_t* data;
   const uint8_t* scale;
 };
+
+// From byte 16 - n on: n bytes of ones, then zeros.
+alignas(16) constexpr uint8_t kBlockMask[32] = {255, 255, 255, 255, 255, 255, 255, 255,
+                                                255, 255, 255, 255, 255, 255, 255, 255};
 
 constexpr int64_t kSpareBytes = kGroup / 2 + kGroup / 16;
 
