@@ -122,27 +122,23 @@ template <WeightFormat F, int R>
   if (j < end) head_rest<F, R>(b, j, end - j);
 }
 
-// One row: W in the order of its addresses, four rows at a time, the sums in y.
+// One row: W in the order of its addresses, the sums in y.
 template <WeightFormat F>
 [[gnu::noinline]] void head_row(const HeadBlock& b, int64_t begin, int64_t end) {
-  constexpr int kStep = 4;
   const int64_t whole = begin + (end - begin) / kNative * kNative;
   for (int64_t j = begin; j < whole; j += kNative) nstore(b.y + j, Fn{});
-  int32_t i = 0;
-  for (; i + kStep <= b.inputs; i += kStep) {
+  for (int32_t i = 0; i < b.inputs; ++i) {
     const char* w = b.w + i * b.ld_bytes;
-    const Fn x0 = nsplat(b.x[i]), x1 = nsplat(b.x[i + 1]), x2 = nsplat(b.x[i + 2]), x3 = nsplat(b.x[i + 3]);
-    for (int64_t j = begin; j < whole; j += kNative) {
-      Fn sum = nfma(columns_at<F>(w, j), x0, nload(b.y + j));
-      sum = nfma(columns_at<F>(w + b.ld_bytes, j), x1, sum);
-      sum = nfma(columns_at<F>(w + 2 * b.ld_bytes, j), x2, sum);
-      nstore(b.y + j, nfma(columns_at<F>(w + 3 * b.ld_bytes, j), x3, sum));
-    }
-  }
-  for (; i < b.inputs; ++i) {
     const Fn x = nsplat(b.x[i]);
-    for (int64_t j = begin; j < whole; j += kNative)
-      nstore(b.y + j, nfma(columns_at<F>(b.w + i * b.ld_bytes, j), x, nload(b.y + j)));
+    int64_t j = begin;
+    for (; j + 4 * kNative <= whole; j += 4 * kNative) {
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; ++n) {
+        float* y = b.y + j + n * kNative;
+        nstore(y, nfma(columns_at<F>(w, j + n * kNative), x, nload(y)));
+      }
+    }
+    for (; j < whole; j += kNative) nstore(b.y + j, nfma(columns_at<F>(w, j), x, nload(b.y + j)));
   }
   if (whole < end) head_rest<F, 1>(b, whole, end - whole);
 }
