@@ -177,11 +177,13 @@ inline std::vector<double> product(const StoredWeight& s, const float* x, int64_
   return y;
 }
 
-// max|error| / max|result| of a float32 sum of n products of random sign. A lane makes n/16 roundings of
-// partial sums that stay within the result's scale, each off by at most half a unit of 2^-23, with random
-// signs: the errors add as a random walk of sqrt(n) steps at most, plus the rounding of weight and result.
-inline double sum_limit(int64_t n) {
-  return std::ldexp(1.0, -24) * (3.0 + 0.5 * std::sqrt(static_cast<double>(n)));
+// max|error| / max|result| of a float32 sum of n products of random sign in some lanes. Each addition rounds
+// by up to 2^-24 of the partial sum, evenly spread: a variance of 2^-48 / 3 * k after k products of size 1.
+// Over n / lanes additions in each lane that makes 2^-48 * n^2 / (6 * lanes), against a result of size
+// sqrt(n). Five standard deviations cover the worst of some ten thousand results; three units go to rounding
+// the weight, the product and the result.
+inline double sum_limit(int64_t n, int lanes = 16) {
+  return std::ldexp(1.0, -24) * (3.0 + 5.0 * std::sqrt(static_cast<double>(n) / (6.0 * lanes)));
 }
 
 }  // namespace check

@@ -254,12 +254,15 @@ void ffn_values() {
   // Wider than a chunk of columns.
   const Model wide(1312, 544, 2, {WeightFormat::kNVFP4, WeightFormat::kBF16});
   ffn_case("expert_ffn wide", wide, 9, 2, 10.0f, false, 0);
+  // More channels than gate and up hold for one row.
+  const Model deep(32, 4176, 2, {WeightFormat::kNVFP4, WeightFormat::kF32});
+  ffn_case("expert_ffn deep", deep, 2, 1, 10.0f, false, 0);
 }
 
 // All rows choose the same expert; most experts have no row; every id is -1; no rows.
 void ffn_edges() {
   const Model m(64, 48, 40, {WeightFormat::kNVFP4});
-  const int64_t rows = 130;
+  const int64_t rows = 300;
   const std::vector<float> x = check::normal(rows * m.hidden);
   Routing routing;
   routing.id.assign(rows, 17);

@@ -1,6 +1,7 @@
 // linear and head_linear against double precision, and their bits against themselves.
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "base/error.h"
 #include "stored_weight.h"
@@ -84,6 +85,96 @@ void values_and_bits() {
       if (!fused[0].empty() && !fused[1].empty())
         check::same_bits("avx2 and avx512: " + title("", format, 1, shape.out, in), fused[0].data(),
                          fused[1].data(), 150 * shape.out);
+    }
+  }
+}
+
+// Rows of uneven values: outliers, magnitudes far from 1, zeros. The error is held against what a row's
+// largest values and the weights could make of it, which is what rounding goes by.
+void uneven_rows() {
+  const int64_t in = 608, out = 40, rows = 12;
+  for (WeightFormat format : check::kFormats) {
+    const StoredWeight s = check::random_weight(format, out, in);
+    std::vector<float> x = check::normal(rows * in);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < in; ++i) {
+        float& v = x[r * in + i];
+        if (r < 4) v *= std::exp(3.0f * check::normal(1)[0]);
+        if (r == 4) v *= 1e25f;
+        if (r == 5) v *= 1e-30f;
+        if (r == 6) v = i % 2 ? 0.0f : v;
+        if (r == 7) v = i / 16 % 3 ? 0.0f : v;
+        if (r == 8) v = i == 333 ? 1.9999999f : 0.0f;
+        if (r == 9) v = i == 600 ? -3e38f / 8192 : 0.0f;
+        if (r == 10) v = 0.0f;
+        if (r == 11) v = i % 37 == 5 ? v * 4096 : v;
+      }
+    }
+    const std::vector<double> expected = check::product(s, x.data(), in, rows);
+    for (const std::string& isa : check::isas()) {
+      check::Bench bench(1);
+      const OpTable& ops = cpu_ops(isa.c_str());
+      const std::vector<float> alone = row_by_row(ops, bench.exec, s.w, x, rows),
+                               together = all_rows(ops, bench.exec, s.w, x, rows);
+      check::same_bits(isa + " " + check::format_name(format) + " uneven rows alone or together",
+                       alone.data(), together.data(), rows * out);
+      for (int64_t r = 0; r < rows; ++r) {
+        check::close(isa + " " + check::format_name(format) + " uneven row " + std::to_string(r),
+                     alone.data() + r * out, expected.data() + r * out, out, check::sum_limit(in));
+      }
+    }
+  }
+}
+
+// One code or scale that is not a number, anywhere in a row, makes that output NaN for every row of x and no
+// other.
+void nan_anywhere() {
+  const int64_t in = 1120, out = 9, rows = 6;
+  for (WeightFormat format : {WeightFormat::kNVFP4, WeightFormat::kFP8Block, WeightFormat::kMXFP8}) {
+    for (int64_t column : {int64_t{0}, int64_t{250}, int64_t{511}, int64_t{1023}, int64_t{1024}, in - 1}) {
+      const int64_t output = column % out;
+      StoredWeight s = check::random_weight(format, out, in);
+      const std::vector<float> x = check::normal(rows * in);
+      for (const std::string& isa : check::isas()) {
+        check::Bench bench(1);
+        const OpTable& ops = cpu_ops(isa.c_str());
+        const std::vector<float> before = all_rows(ops, bench.exec, s.w, x, rows);
+        uint8_t& code = format == WeightFormat::kNVFP4 ? s.scales()[(output * in + column) / 16]
+                                                       : s.bytes()[output * in + column];
+        const uint8_t kept = code;
+        code = column % 2 ? 0xff : 0x7f;
+        for (int64_t n : {int64_t{1}, int64_t{2}, int64_t{4}, rows}) {
+          const std::vector<float> after = all_rows(ops, bench.exec, s.w, x, n);
+          bool right = true;
+          for (int64_t i = 0; i < n * out; ++i)
+            right = right && (i % out == output ? std::isnan(after[i]) : after[i] == before[i]);
+          check::expect(right, title(isa, format, n, out, in) + ": NaN in column " + std::to_string(column));
+        }
+        code = kept;
+      }
+    }
+  }
+}
+
+// Values of x that are not numbers reach every output of their row and no other row.
+void nan_in_x() {
+  const int64_t in = 288, out = 5, rows = 6;
+  for (WeightFormat format : check::kFormats) {
+    const StoredWeight s = check::random_weight(format, out, in);
+    for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      std::vector<float> x = check::normal(rows * in);
+      for (const std::string& isa : check::isas()) {
+        check::Bench bench(1);
+        const OpTable& ops = cpu_ops(isa.c_str());
+        const std::vector<float> before = all_rows(ops, bench.exec, s.w, x, rows);
+        std::vector<float> spoilt = x;
+        spoilt[2 * in + 271] = bad;
+        const std::vector<float> after = all_rows(ops, bench.exec, s.w, spoilt, rows);
+        bool right = true;
+        for (int64_t i = 0; i < rows * out; ++i)
+          right = right && (i / out == 2 ? !std::isfinite(after[i]) : after[i] == before[i]);
+        check::expect(right, title(isa, format, rows, out, in) + ": a value of x that is not a number");
+      }
     }
   }
 }
@@ -290,7 +381,7 @@ void head_products() {
               if (first.empty()) {
                 first = dense;
                 check::close(what, dense.data(), expected.data(), rows * c.heads * to,
-                             check::sum_limit(from));
+                             check::sum_limit(from, transposed ? 1 : 16));
               }
               check::same_bits(what + ", " + std::to_string(threads) + " threads", dense.data(), first.data(),
                                rows * c.heads * to);
@@ -369,6 +460,9 @@ int main() {
   nvfp4_codes();
   fp8_codes();
   values_and_bits();
+  uneven_rows();
+  nan_anywhere();
+  nan_in_x();
   parts_strides_threads();
   head_products();
   refusals();

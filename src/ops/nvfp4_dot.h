@@ -45,6 +45,10 @@ ROCKET_INLINE Wn shifted_values(Wn packed, int high) {
   const __m256i index = reinterpret_cast<__m256i>(packed);
   return reinterpret_cast<Wn>(_mm256_shuffle_epi8(
       table, _mm256_and_si256(high ? _mm256_srli_epi16(index, 4) : index, _mm256_set1_epi8(15))));
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+  static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  const Wn index = (high ? packed >> 4 : packed) & 15;
+  return reinterpret_cast<Wn>(vqtbl1q_u8(vld1q_u8(kTable), reinterpret_cast<uint8x16_t>(index)));
 #else
   const Wn code = (high ? packed >> 4 : packed) & 15, m = code & 7;
   const Wn value = m + (m > 4 ? m - 4 : Wn{}) + (m > 6 ? Wn{} + 2 : Wn{});
@@ -95,6 +99,13 @@ ROCKET_INLINE In digit_sum(const Wn* value, const uint8_t* group, int digit, int
                                                      reinterpret_cast<__m256i>(digits(group, digit, q, p))));
   }
   return reinterpret_cast<In>(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
+#elif defined(__ARM_FEATURE_DOTPROD)
+  int32x4_t sum = vdupq_n_s32(0);
+  for (int q = 0; q < 4; ++q) {
+    sum = vdotq_s32(sum, reinterpret_cast<int8x16_t>(value[q]),
+                    reinterpret_cast<int8x16_t>(digits(group, digit, q, p)));
+  }
+  return reinterpret_cast<In>(sum);
 #else
   typedef int16_t S8v __attribute__((vector_size(16)));
   typedef uint16_t H8v __attribute__((vector_size(16)));
