@@ -164,6 +164,16 @@ void fp8_formats() {
                      6);
     check::expect(same(loaded.weight.data, w.bytes), "FP8 data beside BF16 scales");
   });
+  // compressed-tensors calls the blocks' multipliers by the other name.
+  const Tensor named = tensor("b.weight_scale", "F32", {2, 3}, scales);
+  with({w, named}, [&](const Checkpoint& checkpoint) {
+    check_both(checkpoint, "b", WeightFormat::kFP8Block, 130, 257, w.bytes, named.bytes, 1.0f);
+  });
+  with({w, tensor("b.weight_scale", "BF16", {2, 3}, rounded)}, [&](const Checkpoint& checkpoint) {
+    const Loaded loaded(checkpoint, "b", 130, 257);
+    check::same_bits("BF16 block scales by the other name",
+                     static_cast<const float*>(loaded.weight.block_scale), scales.data(), 6);
+  });
   for (const std::string dtype : {"F32", "BF16"}) {
     const Tensor scalar = dtype == "F32"
                               ? f32("b.weight_scale", {}, 0.75f)
@@ -188,11 +198,12 @@ void fp8_formats() {
                   "FP8 with one scale, one block");
   });
   for (const std::string dtype : {"U8", "F8_E8M0"}) {
-    const Tensor mx = raw("x.weight", "F8_E4M3", {3, 64}, 6),
-                 exponent = raw("x.weight_scale", dtype, {3, 2}, 7);
-    with({mx, exponent}, [&](const Checkpoint& checkpoint) {
-      check_both(checkpoint, "x", WeightFormat::kMXFP8, 3, 64, mx.bytes, exponent.bytes, 1.0f);
-    });
+    for (const std::string scale : {"x.weight_scale", "x.weight_scale_inv"}) {
+      const Tensor mx = raw("x.weight", "F8_E4M3", {3, 64}, 6), exponent = raw(scale, dtype, {3, 2}, 7);
+      with({mx, exponent}, [&](const Checkpoint& checkpoint) {
+        check_both(checkpoint, "x", WeightFormat::kMXFP8, 3, 64, mx.bytes, exponent.bytes, 1.0f);
+      });
+    }
   }
 }
 
@@ -241,6 +252,8 @@ void refusals() {
           {"\"a.weight_scale_inv\"", "[1, 1]", "found F32 [1, 2]"});
   refused("FP8 with a scale a row", {e, f32("a.weight_scale", {3, 1}, 1)}, 3, 32,
           {"\"a.weight_scale\"", "[]", "found F32 [3, 1]"});
+  refused("FP8 with a block too many by the other name", {e, f32("a.weight_scale", {1, 2}, 1)}, 3, 32,
+          {"\"a.weight_scale\"", "[]", "found F32 [1, 2]"});
   refused("MXFP8, columns not in blocks",
           {raw("a.weight", "F8_E4M3", {3, 48}, 1), raw("a.weight_scale", "U8", {3, 2}, 1)}, 3, 48,
           {"32 divides", "found 48"});

@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
 from rocket.random_fuel import counted_bytes, make_fuel
-from rocket.random_fuel_shape import PRESETS, FuelOptions, RandomFuelError, Shape
+from rocket.random_fuel_shape import PRESETS, VARIANTS, FuelOptions, RandomFuelError, Shape
 
 
 def number_or_null(text: str) -> float | None:
@@ -25,7 +25,7 @@ def add_field(
         parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, **extra)
         return
     convert = {int: int, float: float, str: str}.get(kind, number_or_null)
-    if field.name == "bf16_expert_layers":
+    if field.name.endswith("_expert_layers"):
         convert = int
         extra["nargs"] = "*"
     parser.add_argument(name, type=convert, default=argparse.SUPPRESS, **extra)
@@ -37,6 +37,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, FuelOptions]:
     )
     parser.add_argument("out", type=Path, help="directory to make")
     parser.add_argument("--preset", choices=PRESETS, default="tiny", help="starting point (default: tiny)")
+    parser.add_argument("--variant", choices=VARIANTS, help="weight formats as some release has them")
     parser.add_argument("--force", action="store_true", help="replace a fuel that is already there")
     parser.add_argument("--dry-run", action="store_true", help="only print the sizes")
     shape_group = parser.add_argument_group("shape (names as in config.json)")
@@ -53,7 +54,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, FuelOptions]:
             add_field(options_group, field, option_types[field.name], **choices)
     args = parser.parse_args(argv)
 
-    preset = PRESETS[args.preset]
+    preset = dataclasses.replace(PRESETS[args.preset], **VARIANTS.get(args.variant, {}))
     given = {
         name: value for name, value in vars(args).items() if value is not None or name == "linear_lower_bound"
     }

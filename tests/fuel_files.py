@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-WIDTH = {"F32": 4, "BF16": 2, "U8": 1, "F8_E4M3": 1}
+WIDTH = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 
 
 def read_headers(fuel: Path) -> dict[str, tuple[Path, dict]]:

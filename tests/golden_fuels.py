@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from rocket.random_fuel import fuel_sha256, make_fuel
-from rocket.random_fuel_shape import FuelOptions, Shape
+from rocket.random_fuel_shape import VARIANTS, FuelOptions, Shape
 
 GOLDEN = Path(__file__).parent / "golden"
 LENGTH = 100
@@ -103,6 +103,29 @@ _ODD = Shape(
     mlp_pattern="SDSSD",
 )
 
+# Weights of more than one block of 128 rows and columns, the last ones cut short.
+WILD = Shape(
+    vocab_size=96,
+    hidden_size=160,
+    intermediate_size=192,
+    moe_intermediate_size=32,
+    num_hidden_layers=5,
+    q_lora_rank=64,
+    index_n_heads=2,
+    linear_num_heads=2,
+    v_head_dim=40,
+    n_routed_experts=6,
+    num_experts_per_tok=2,
+    hc_mult=2,
+)
+SHORT = dataclasses.replace(WILD, num_hidden_layers=4)  # keeps golden files small
+
+
+def variant(name: str, seed: int = 0, **changes: object) -> FuelOptions:
+    """A small fuel with the weight formats of a release (rocket.random_fuel_shape.VARIANTS)."""
+    return FuelOptions(**{"shape": WILD, "seed": seed, "tokenizer": False, **VARIANTS[name], **changes})
+
+
 CASES = [
     # As ModelOpt releases are: nested names, shards with an index; draft and vision tensors to leave alone.
     Case("modelopt", FuelOptions(Shape(), seed=4, files=3, draft="layer", vision=True)),
@@ -170,6 +193,11 @@ CASES = [
     ),
     # No tail (the first rows see nothing at all), odd sizes, two streams, three taps, tied embeddings.
     Case("odd", FuelOptions(_ODD, seed=4, input_scale=False, tokenizer=False)),
+    # Official FP8, MXFP8, NVFP4 in the dense MLPs as well, and every format at once.
+    Case("fp8", variant("fp8", 4, shape=SHORT)),
+    Case("mxfp8", variant("mxfp8", 1, shape=SHORT)),
+    Case("dense", variant("modelopt-dense", 1, shape=SHORT)),
+    Case("patchwork", variant("patchwork", 1, shape=SHORT)),
 ]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from golden_fuels import CASES, Case
+from golden_fuels import CASES, WILD, Case, variant
 from rocket import _core
 from rocket.random_fuel import make_fuel
-from rocket.random_fuel_shape import FuelOptions, RandomFuelError, Shape
+from rocket.random_fuel_shape import LINEAR_FORMATS, VARIANTS, FuelOptions, RandomFuelError, Shape
 
 MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 pytestmark = [
@@ -110,6 +110,13 @@ def random_options(draw: Draw, seed: int) -> FuelOptions:
         draft=draw.choice("none", "layer", "own-head"),
         vision=draw.choice(True, False),
         tokenizer=False,
+        attention=draw.choice("bf16", *LINEAR_FORMATS),
+        dense_mlp=draw.choice("bf16", *LINEAR_FORMATS),
+        shared=draw.choice("bf16", *LINEAR_FORMATS),
+        head=draw.choice("bf16", *LINEAR_FORMATS),
+        embedding=draw.choice("bf16", *LINEAR_FORMATS),
+        mx_scales=draw.choice("U8", "F8_E8M0"),
+        patchwork=draw.choice(False, False, True),
     )
 
 
@@ -163,6 +170,30 @@ def test_random_shapes(number: int, tmp_path: Path) -> None:
         if compare(fuel, ids, draw.integer(1, length)):
             return
     pytest.fail("no shape of twenty had clear decisions")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_weight_formats_of_releases(name: str, tmp_path: Path) -> None:
+    for seed in range(20):
+        fuel = make_fuel(tmp_path / str(seed), variant(name, seed))
+        draw = Draw(seed)
+        ids = [draw.integer(0, WILD.vocab_size - 1) for _ in range(60)]
+        if compare(fuel, ids, 45) >= NEAREST:
+            return
+    pytest.fail("no seed had clear decisions")
+
+
+@pytest.mark.parametrize("weight_format", LINEAR_FORMATS)
+def test_every_linear_weight_in_one_format(weight_format: str, tmp_path: Path) -> None:
+    parts = ("experts", "attention", "dense_mlp", "shared", "head", "embedding")
+    for seed in range(20):
+        options = variant("bf16", seed, **dict.fromkeys(parts, weight_format), zero_global=True)
+        fuel = make_fuel(tmp_path / str(seed), options)
+        draw = Draw(seed)
+        ids = [draw.integer(0, WILD.vocab_size - 1) for _ in range(40)]
+        if compare(fuel, ids, 20) >= NEAREST:
+            return
+    pytest.fail("no seed had clear decisions")
 
 
 def test_many_exact_ties(tmp_path: Path) -> None:

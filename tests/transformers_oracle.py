@@ -1,7 +1,7 @@
 """The reference: transformers' glm5_next in float32 with eager attention and a stable top-k, fed from a fuel.
 
-NVFP4 is dequantised here, from the format's definition, into an ordinary float32 checkpoint with the names
-of the public releases, which transformers then loads by its own conversion rules.
+NVFP4, FP8 and MXFP8 are dequantised here, from the formats' definitions, into an ordinary float32 checkpoint
+with the names of the public releases, which transformers then loads by its own conversion rules.
 """
 
 import contextlib
@@ -86,8 +86,27 @@ def dequantise(packed: torch.Tensor, scale: torch.Tensor, multiplier: torch.Tens
     return (values * scale.float()[..., None] * multiplier.reshape(())).flatten(-2)
 
 
+def dequantise_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """E4M3 [out, in] with one scale, one for each block of 128 x 128, or a power of two for 32 columns."""
+    values = weight.float()
+    if scale.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        powers = torch.exp2(scale.view(torch.uint8).float() - 127)
+        return values * powers.repeat_interleave(32, 1)
+    if scale.numel() == 1:
+        return values * scale.float().reshape(())
+    rows, columns = weight.shape
+    blocks = scale.float().repeat_interleave(128, 0)[:rows]
+    return values * blocks.repeat_interleave(128, 1)[:, :columns]
+
+
+SCALES = (
+    *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
+    *("input_scale", "input_global_scale"),
+)
+
+
 def read_tensors(fuel: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a fuel in float32; NVFP4 groups become one ``….weight``."""
+    """All tensors of a fuel in float32; a quantised weight and its scales become one ``….weight``."""
     raw: dict[str, torch.Tensor] = {}
     for file in sorted(fuel.glob("*.safetensors")):
         with safe_open(file, "pt") as f:
@@ -95,7 +114,7 @@ def read_tensors(fuel: Path) -> dict[str, torch.Tensor]:
     out = {}
     for name, tensor in raw.items():
         base, _, leaf = name.rpartition(".")
-        if leaf in ("weight_scale", "weight_scale_2", "weight_global_scale", "input_scale"):
+        if leaf in SCALES:
             continue
         if leaf == "weight_packed":
             divisor = raw[base + ".weight_global_scale"]
@@ -103,6 +122,9 @@ def read_tensors(fuel: Path) -> dict[str, torch.Tensor]:
             out[base + ".weight"] = dequantise(tensor, raw[base + ".weight_scale"], multiplier)
         elif tensor.dtype == torch.uint8:
             out[name] = dequantise(tensor, raw[base + ".weight_scale"], raw[base + ".weight_scale_2"])
+        elif tensor.dtype == torch.float8_e4m3fn:
+            inverse = raw.get(base + ".weight_scale_inv")
+            out[name] = dequantise_fp8(tensor, raw[base + ".weight_scale"] if inverse is None else inverse)
         else:
             out[name] = tensor.float()
     return out

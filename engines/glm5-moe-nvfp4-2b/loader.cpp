@@ -12,6 +12,8 @@
 namespace rocket::glm5 {
 namespace {
 
+constexpr int kEmbedHandle = 0;  // the first weight that is bound
+
 bool plain(WeightFormat format) {
   return format == WeightFormat::kF32 || format == WeightFormat::kBF16;
 }
@@ -52,8 +54,8 @@ Loader::Loader(const Config& config, const std::string& dir)
   w.layer.resize(static_cast<size_t>(config.num_hidden_layers));
   bind_plain(prefix + "embed_tokens", V, H, &w.embed);
   const std::string head = naming.head + "lm_head";
-  const bool tied = config.tie_word_embeddings && !has_weight(*loaded_->checkpoint, head);
-  bind(tied ? prefix + "embed_tokens" : head, V, H, &w.lm_head);
+  tied_ = config.tie_word_embeddings && !has_weight(*loaded_->checkpoint, head);
+  bind(tied_ ? prefix + "embed_tokens" : head, V, H, &w.lm_head);
   w.norm = small(prefix + "norm.weight", {H});
   for (size_t i = 0; i < w.layer.size(); ++i) {
     const std::string layer = prefix + "layers." + std::to_string(i) + ".";
@@ -183,6 +185,7 @@ void Loader::moe(const std::string& mlp, MoeWeights& w) {
   w.bias = small(mlp + "gate.e_score_correction_bias", {E});
   this->mlp(mlp + "shared_experts.", I * config_.n_shared_experts, w.shared);
   w.experts.resize(static_cast<size_t>(E));
+  const int64_t before = loaded_->weights.expert_bytes;
   for (int64_t e = 0; e < E; ++e) {
     ExpertWeights& to = w.experts[static_cast<size_t>(e)];
     const std::string name = mlp + "experts." + std::to_string(e) + ".";
@@ -194,6 +197,7 @@ void Loader::moe(const std::string& mlp, MoeWeights& w) {
     all.slot_bytes = std::max(all.slot_bytes, bytes);
     all.expert_bytes += bytes;
   }
+  routed_token_bytes_ += (loaded_->weights.expert_bytes - before) * config_.num_experts_per_tok / E;
 }
 
 // Experts stay in the mapped file, except in a format that the ops do not take as it lies.
@@ -202,7 +206,7 @@ void Loader::expert(const std::string& name, int64_t out, int64_t in, Weight* to
   if (source.in_place) {
     *to = map_weight(*loaded_->checkpoint, source);
   } else {
-    bind(name, out, in, to);
+    bound_experts_.emplace_back(loader_->add(name, out, in), to);
   }
   bytes += source.memory_bytes;
 }
@@ -211,23 +215,33 @@ int64_t Loader::dense_bytes() const {
   return loader_->arena_bytes() + expanded_bytes_ + small_bytes_;
 }
 
+// What a token reads: of an expanded weight the float32 copy, of the embedding one row, of the experts those
+// that are chosen, in whatever format each layer has them.
 void Loader::count_weights() {
   Weights& w = loaded_->weights;
-  const int64_t moe_layers = std::count(config_.is_moe.begin(), config_.is_moe.end(), true);
-  const WeightSource& embed = loader_->source(0);
   int64_t dense = small_bytes_;
-  for (size_t i = 0; i < loader_->size(); ++i) dense += loader_->source(static_cast<int>(i)).memory_bytes;
+  std::vector<bool> counted(loader_->size());
+  for (const auto& [handle, to] : bound_) {
+    const WeightSource& source = loader_->source(handle);
+    if (counted[static_cast<size_t>(handle)]) continue;
+    counted[static_cast<size_t>(handle)] = true;
+    const bool table = handle == kEmbedHandle && !tied_;
+    dense += table ? source.memory_bytes / source.out : source.memory_bytes;
+  }
+  for (const Expansion& expansion : expanded_) {
+    const WeightSource& source = loader_->source(expansion.handle);
+    dense += 4 * source.in * (expansion.handle == kEmbedHandle ? 1 : source.out);
+  }
   w.dense_bytes = dense_bytes();
-  const bool tied = bound_.size() > 1 && bound_[0].first == bound_[1].first;
-  const int64_t row = embed.memory_bytes / std::max<int64_t>(1, embed.out);
-  w.token_bytes =
-      dense - (tied ? 0 : embed.memory_bytes - row) + moe_layers * config_.num_experts_per_tok * w.slot_bytes;
+  w.token_bytes = dense + routed_token_bytes_;
 }
 
 std::unique_ptr<LoadedWeights> Loader::load(const WeightLoader::Progress& progress) {
   loaded_->arena = Arena(static_cast<size_t>(loader_->arena_bytes() + expanded_bytes_), "dense weights");
   loader_->load(loaded_->arena, progress);
-  for (const auto& [handle, to] : bound_) *to = loader_->weight(handle);
+  for (const auto* list : {&bound_, &bound_experts_}) {
+    for (const auto& [handle, to] : *list) *to = loader_->weight(handle);
+  }
   for (const Expansion& expansion : expanded_) {
     const Weight& packed = loader_->weight(expansion.handle);
     float* values = loaded_->arena.take<float>(packed.out * packed.in);

@@ -52,12 +52,14 @@ class Loader {
   };
 
   Config config_;
+  bool tied_ = false;  // the head is the embedding
   std::unique_ptr<LoadedWeights> loaded_;
   std::unique_ptr<WeightLoader> loader_;
   std::vector<std::pair<int, Weight*>> bound_;
+  std::vector<std::pair<int, Weight*>> bound_experts_;  // those that cannot be used where they lie
   std::vector<Expansion> expanded_;
   int64_t small_bytes_ = 0, expanded_bytes_ = 0;
-  int64_t embed_bytes_ = 0, embed_row_bytes_ = 0;
+  int64_t routed_token_bytes_ = 0;  // of all MoE layers
 };
 
 }  // namespace rocket::glm5

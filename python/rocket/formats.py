@@ -51,10 +51,12 @@ FORMAT_NAMES = {
     "nvfp4-packed": "NVFP4, compressed-tensors",
     "fp8": "FP8 in blocks",
     "fp8-bf16-scales": "FP8 in blocks, scales BF16",
+    "fp8-packed": "FP8 in blocks, compressed-tensors",
     "fp8-tensor": "FP8, one scale",
     "mxfp8": "MXFP8",
 }
-_IN_PLACE = ("f32", "bf16", "nvfp4", "nvfp4-packed", "fp8", "mxfp8")
+_IN_PLACE = ("f32", "bf16", "nvfp4", "nvfp4-packed", "fp8", "fp8-packed", "mxfp8")
+_POWERS = ("U8", "F8_E8M0")  # dtypes of MXFP8's scales
 _SUFFIXES = (
     ".weight_packed",
     ".weight_scale_inv",
@@ -87,10 +89,24 @@ class StoredWeight:
             return "nvfp4"
         if dtype != "F8_E4M3":
             return {"F32": "f32", "BF16": "bf16", "F16": "f16"}.get(dtype, dtype)
-        if (inverse := self.parts.get(".weight_scale_inv")) is not None:
-            return "fp8" if inverse.dtype == "F32" else "fp8-bf16-scales"
-        scale = self.parts.get(".weight_scale")
-        return "mxfp8" if scale is not None and scale.dtype in ("U8", "F8_E8M0") else "fp8-tensor"
+        scale = self.fp8_scale
+        if scale is not None and scale.dtype in _POWERS:
+            return "mxfp8"
+        if scale is not None and scale.name.endswith("_inv"):
+            return "fp8" if scale.dtype == "F32" else "fp8-bf16-scales"
+        return "fp8-packed" if scale is not None and len(scale.shape) == 2 else "fp8-tensor"
+
+    @property
+    def fp8_scale(self) -> TensorInfo | None:
+        """Of an FP8 weight."""
+        return self.parts.get(".weight_scale_inv") or self.parts.get(".weight_scale")
+
+    @property
+    def rewrites_scales(self) -> bool:
+        """Whether its scales become a table of float32, one for each block, when it is loaded."""
+        if self.format in ("fp8-bf16-scales", "fp8-tensor"):
+            return True
+        return self.format == "fp8-packed" and self.fp8_scale is not None and self.fp8_scale.dtype != "F32"
 
     @property
     def tensors(self) -> list[TensorInfo]:
@@ -142,7 +158,7 @@ def treatment(weight: StoredWeight, bucket: Bucket) -> str:
         return "kept, and expanded to F32 at load"
     if weight.format == "f16":
         return "F32 at load"
-    if weight.format in ("fp8-bf16-scales", "fp8-tensor"):
+    if weight.rewrites_scales:
         return "kept, scales F32 for each block at load"
     if bucket is Bucket.EXPERTS and weight.format in _IN_PLACE:
         return "kept, used where it lies"

@@ -343,6 +343,11 @@ def parameters(
 PLAIN_FORMATS = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 QUANTISED_FORMATS = ("nvfp4", "nvfp4-packed", "fp8", "mxfp8")
 FORMATS = (*PLAIN_FORMATS, *QUANTISED_FORMATS)
+# Other spellings of FP8 that the engine reads: block scales in BF16, block scales as compressed-tensors names
+# them, and one scale for the whole weight.
+FP8_SPELLINGS = ("fp8-bf16-scales", "fp8-packed", "fp8-tensor")
+# Columns that share a scale; a weight with another number of columns cannot have the format.
+FORMAT_COLUMNS = {"nvfp4": 16, "nvfp4-packed": 16, "mxfp8": 32}
 
 
 @dataclass(frozen=True)
@@ -385,7 +390,7 @@ class Scheme:
 def encode(
     p: Parameter, weight_format: str, *, input_scale: bool = True, scalar: tuple[int, ...] = ()
 ) -> list[TensorInfo]:
-    """The tensors on disk of one parameter in a weight format (FORMATS)."""
+    """The tensors on disk of one parameter in a weight format (FORMATS or FP8_SPELLINGS)."""
     named = p.kind in (Kind.LINEAR, Kind.ROUTER, Kind.EMBEDDING)
     if weight_format in PLAIN_FORMATS:
         return [TensorInfo(p.name + ".weight" * named, PLAIN_FORMATS[weight_format], p.shape)]
@@ -404,8 +409,15 @@ def encode(
     weight = TensorInfo(name + ".weight", "F8_E4M3", (out, inp))
     if weight_format == "mxfp8":
         return [weight, TensorInfo(name + ".weight_scale", "U8", (out, inp // 32))]
-    if weight_format == "fp8":
-        return [weight, TensorInfo(name + ".weight_scale_inv", "F32", (-(-out // 128), -(-inp // 128)))]
+    blocks = (-(-out // 128), -(-inp // 128))
+    if weight_format in ("fp8", "fp8-bf16-scales"):
+        dtype = "F32" if weight_format == "fp8" else "BF16"
+        return [weight, TensorInfo(name + ".weight_scale_inv", dtype, blocks)]
+    if weight_format == "fp8-packed":
+        return [weight, TensorInfo(name + ".weight_scale", "BF16", blocks)]
+    if weight_format == "fp8-tensor":
+        tensors = [weight, TensorInfo(name + ".weight_scale", "F32", scalar)]
+        return [*tensors, TensorInfo(name + ".input_scale", "F32", scalar)] if input_scale else tensors
     raise ValueError(f"weight format: expected one of {', '.join(FORMATS)}, found {weight_format!r}")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket import random_fuel_config as config_files
+from rocket.accounting import elements_of
 from rocket.architecture import GLM5_NEXT, Architecture, VisionTower
 from rocket.inventory import (
     DTYPE_BYTES,
@@ -30,46 +31,12 @@ from rocket.inventory import (
     encode,
     parameters,
 )
+from rocket.random_fuel_formats import Bits, QuantisedBytes, expert_format, format_of, to_bf16
+from rocket.random_fuel_quantization import formats_of_modules
 from rocket.random_fuel_shape import FuelOptions, RandomFuelError, Shape
 
 PIECE = 1 << 22  # random 64-bit words a piece
 LANES_FROM = 1 << 18  # BF16 tensors of this many elements and more are made from bit lanes
-
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-
-
-def e4m3_values() -> npt.NDArray[np.float32]:
-    """The 256 values of an E4M3 byte (no infinities; 0x7f and 0xff are NaN)."""
-    code = np.arange(128)
-    exponent, mantissa = code >> 3, (code & 7).astype(np.float32)
-    value = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    value[127] = np.nan
-    return np.concatenate([value, -value]).astype(np.float32)
-
-
-def to_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Round to nearest even; finite input."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-class Bits:
-    """The random words of one tensor."""
-
-    def __init__(self, seed: int, name: str) -> None:
-        words = np.frombuffer(hashlib.sha256(name.encode()).digest(), "<u4").tolist()
-        self._generator = np.random.PCG64(np.random.SeedSequence([seed, *words]))
-
-    def words(self, n: int) -> npt.NDArray[np.uint64]:
-        return np.asarray(self._generator.random_raw(n), np.dtype("<u8"))
-
-    def normal(self, n: int) -> npt.NDArray[np.float32]:
-        """Sums of four 16-bit draws, scaled to a variance of 1."""
-        lanes = self.words(n).view("<u2").reshape(n, 4).astype(np.int32)
-        return (lanes.sum(1) - 131070).astype(np.float32) * np.float32(1 / 37837.2)
-
-    def uniform(self) -> float:
-        return int(self.words(1)[0] >> np.uint64(11)) / (1 << 53)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +61,7 @@ class TensorSpec:
 def _normal_pieces(bits: Bits, n: int, std: float, mean: float, dtype: str) -> Iterator[npt.NDArray]:
     for begin in range(0, n, PIECE):
         x = bits.normal(min(PIECE, n - begin)) * np.float32(std) + np.float32(mean)
-        yield x if dtype == "F32" else to_bf16(x)
+        yield x if dtype == "F32" else x.astype(np.float16) if dtype == "F16" else to_bf16(x)
 
 
 def _lane_pieces(bits: Bits, n: int, std: float) -> Iterator[npt.NDArray]:
@@ -105,24 +72,6 @@ def _lane_pieces(bits: Bits, n: int, std: float) -> Iterator[npt.NDArray]:
         lanes = bits.words((count + 3) // 4).view("<u2")[:count]
         exponent = np.uint16(top) - ((lanes >> 7) & np.uint16(3))
         yield (lanes & np.uint16(0x807F)) | (exponent << np.uint16(7))
-
-
-def _byte_pieces(bits: Bits, n: int) -> Iterator[npt.NDArray]:
-    for begin in range(0, n, 8 * PIECE):
-        count = min(8 * PIECE, n - begin)
-        yield bits.words((count + 7) // 8).view(np.uint8)[:count]
-
-
-# One block scale for each random byte: 32 … 120 as a rule, eight times 448, eight zero or subnormal.
-SCALE_CODES = np.concatenate([np.arange(12 << 3, 14 << 3).repeat(15), np.full(8, 0x7E), np.arange(8)]).astype(
-    np.uint8
-)
-NVFP4_RMS = float(np.sqrt(np.mean(E2M1**2) * np.mean(e4m3_values()[SCALE_CODES].astype(np.float64) ** 2)))
-
-
-def _scale_pieces(bits: Bits, n: int) -> Iterator[npt.NDArray]:
-    for piece in _byte_pieces(bits, n):
-        yield SCALE_CODES[piece]
 
 
 # Standard deviation of a linear's weights, as a multiple of 1 / sqrt(columns).
@@ -182,8 +131,8 @@ class TensorTable:
         self.o = options
         naming = NESTED if options.layout == "nested" else FLAT
         own_head = options.draft == "own-head"
-        found = parameters(architecture_of(options), naming, draft_own_head=own_head)
-        self.specs = [spec for p in found for spec in self._specs(p)]
+        self.parameters = parameters(architecture_of(options), naming, draft_own_head=own_head)
+        self.specs = [spec for p in self.parameters for spec in self._specs(p)]
 
     def bits(self, name: str) -> Bits:
         return Bits(self.o.seed, name)
@@ -191,28 +140,15 @@ class TensorTable:
     def _specs(self, p: Parameter) -> Iterator[TensorSpec]:
         role = _ROLES.get(p.bucket, "dense")
         std, mean = self._values(p)
-        scalar = {"empty": (), "one": (1,), "auto": (1,) if self._packed else ()}[self.o.scalars]
-        weight_format = self._format(p)
+        weight_format = format_of(self.o, p)
+        packed = expert_format(self.o) == "nvfp4-packed"
+        scalar = {"empty": (), "one": (1,), "auto": (1,) if packed else ()}[self.o.scalars]
+        quantised = QuantisedBytes(self.o, p, std, PIECE)
         for t in encode(p, weight_format, input_scale=self.o.input_scale, scalar=scalar):
             plain = weight_format in PLAIN_FORMATS
-            pieces = self._plain(t, std, mean) if plain else self._nvfp4(p.name, t, std)
-            yield TensorSpec(t.name, t.dtype, t.shape, pieces, role)
-
-    @property
-    def _packed(self) -> bool:
-        return self.o.experts == "compressed-tensors"
-
-    def _format(self, p: Parameter) -> str:
-        if p.kind in (Kind.SMALL, Kind.TAPS):
-            if self.o.small != "mixed":
-                return self.o.small.lower()
-            return "f32" if hashlib.sha256(p.name.encode()).digest()[0] & 1 else "bf16"
-        if p.kind in (Kind.ROUTER, Kind.HYPER):
-            return self.o.wide.lower()
-        routed = p.bucket in (Bucket.EXPERTS, Bucket.DRAFT_EXPERTS)
-        if not routed or self.o.experts == "bf16" or p.layer in self.o.bf16_expert_layers:
-            return "bf16"
-        return "nvfp4-packed" if self._packed else "nvfp4"
+            pieces = self._plain(t, std, mean) if plain else quantised.pieces(t)
+            mx_scale = weight_format == "mxfp8" and t.dtype == "U8"
+            yield TensorSpec(t.name, self.o.mx_scales if mx_scale else t.dtype, t.shape, pieces, role)
 
     def _values(self, p: Parameter) -> tuple[float, float]:
         """Standard deviation and mean."""
@@ -247,20 +183,6 @@ class TensorTable:
 
         return pieces
 
-    def _nvfp4(self, name: str, t: TensorInfo, std: float) -> Callable[[], Iterator[npt.NDArray]]:
-        n = math.prod(t.shape)
-        scale = np.float32(std / NVFP4_RMS)
-        if self.o.zero_global and name.endswith("experts.0.down_proj"):
-            scale = np.float32(0)
-        if t.dtype == "U8":
-            return lambda: _byte_pieces(self.bits(name + ".packed"), n)
-        if t.dtype == "F8_E4M3":
-            return lambda: _scale_pieces(self.bits(name + ".scales"), n)
-        if t.name.endswith(".input_scale"):
-            return lambda: iter([np.array([0.03125], np.float32)])
-        stored = np.float32(1) / scale if self._packed and scale else scale
-        return lambda: iter([np.array([stored], np.float32)])
-
 
 def counted_bytes(options: FuelOptions) -> dict[str, int]:
     """Bytes on disk by role, parameters of the trunk, and the weight bytes that one decoded token reads."""
@@ -272,20 +194,16 @@ def counted_bytes(options: FuelOptions) -> dict[str, int]:
     }
     row = total["embed"] // s.vocab_size
     head = total["embed"] if s.tie_word_embeddings else 0
-    packed = sum(
-        t.elements * (2 if t.dtype == "U8" else 1) for t in specs if t.role == "expert" and _is_weight(t)
-    )
-    plain = sum(t.elements for t in specs if t.role in ("dense", "embed"))
     return {
         **total,
         "disk": sum(t.nbytes for t in specs),
-        "parameters": plain + packed,
+        "parameters": sum(
+            elements_of(TensorInfo(t.name, t.dtype, t.shape))
+            for t in specs
+            if t.role in ("dense", "embed", "expert")
+        ),
         "token": total["dense"] + head + row + total["expert"] * s.num_experts_per_tok // s.n_routed_experts,
     }
-
-
-def _is_weight(t: TensorSpec) -> bool:
-    return t.name.endswith((".weight", ".weight_packed"))
 
 
 def make_fuel(
@@ -307,8 +225,9 @@ def make_fuel(
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        config_files.write_all(partial, options)
-        config_files.write_tensors(partial, TensorTable(options).specs, options, progress)
+        table = TensorTable(options)
+        config_files.write_all(partial, options, formats_of_modules(options, table.parameters))
+        config_files.write_tensors(partial, table.specs, options, progress)
         if path.exists():
             shutil.rmtree(path)
         partial.rename(path)

@@ -1,12 +1,13 @@
 """The files around a random fuel's weights (config, tokenizer, template) and the safetensors writer."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rocket.random_fuel_quantization import hf_quant_config, quantization_config
 from rocket.random_fuel_shape import FuelOptions, RandomFuelError, Shape
 from rocket.shards import header_of, index_text, shard_names, split_by_name
 
@@ -103,53 +104,9 @@ def text_config(options: FuelOptions) -> dict[str, Any]:
     return config
 
 
-def _unquantised(options: FuelOptions) -> list[str]:
-    """Module patterns outside the experts, and layers whose experts are BF16."""
-    prefix = "model.language_model." if options.layout == "nested" else "model."
-    ignore = ["lm_head", prefix + "embed_tokens", "model.visual*"]
-    for i in range(options.shape.num_hidden_layers):
-        layer = f"{prefix}layers.{i}."
-        ignore += [layer + "self_attn*", layer + ("mlp.gate" if options.shape.is_moe(i) else "mlp.*")]
-        if options.shape.is_moe(i):
-            ignore.append(layer + "mlp.shared_experts*")
-    ignore += [f"{prefix}layers.{i}*" for i in options.bf16_expert_layers]
-    return sorted(ignore)
-
-
-def quantization_config(options: FuelOptions) -> dict[str, Any] | None:
-    if options.experts == "bf16":
-        return None
-    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
-    if options.experts == "modelopt":
-        return {
-            "config_groups": {
-                "group_0": {"input_activations": weights, "weights": weights, "targets": ["Linear"]}
-            },
-            "ignore": _unquantised(options),
-            "quant_algo": "NVFP4",
-            "producer": {"name": "modelopt", "version": "0.45.0"},
-            "quant_method": "modelopt",
-        }
-    group = {
-        "format": "nvfp4-pack-quantized",
-        "input_activations": None,
-        "output_activations": None,
-        "targets": ["Linear"],
-        "weights": {**weights, "strategy": "tensor_group", "symmetric": True, "observer": "minmax"},
-    }
-    return {
-        "config_groups": {"group_0": group},
-        "format": "nvfp4-pack-quantized",
-        "ignore": _unquantised(options),
-        "kv_cache_scheme": None,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-    }
-
-
-def model_config(options: FuelOptions) -> dict[str, Any]:
+def model_config(options: FuelOptions, formats: Mapping[str, str]) -> dict[str, Any]:
     text = text_config(options)
-    quantization = quantization_config(options)
+    quantization = quantization_config(options, formats)
     extra = {"quantization_config": quantization} if quantization else {}
     if options.layout == "text":
         return {"architectures": ["Glm5NextTextModel"], "model_type": "glm5_next_text", **text, **extra}
@@ -232,28 +189,19 @@ CHAT_TEMPLATE = """[gMASK]<sop>
 """
 
 
-def write_all(directory: Path, options: FuelOptions) -> None:
-    """Everything but the weights."""
+def write_all(directory: Path, options: FuelOptions, formats: Mapping[str, str]) -> None:
+    """Everything but the weights. `formats`: the weight format of each module."""
 
     def write(name: str, data: Any) -> None:
         (directory / name).write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    write("config.json", model_config(options))
+    write("config.json", model_config(options, formats))
     write(
         "generation_config.json",
         {"do_sample": True, "temperature": 1.0, "top_p": 0.95, **_token_ids(options.shape)},
     )
-    if options.experts == "modelopt":
-        quantization = {
-            "quant_algo": "NVFP4",
-            "kv_cache_quant_algo": None,
-            "group_size": 16,
-            "exclude_modules": _unquantised(options),
-        }
-        write(
-            "hf_quant_config.json",
-            {"producer": {"name": "modelopt", "version": "0.45.0"}, "quantization": quantization},
-        )
+    if quantization := hf_quant_config(options, formats):
+        write("hf_quant_config.json", quantization)
     if options.tokenizer and options.shape.vocab_size >= MIN_TOKENIZER_VOCAB:
         write("tokenizer.json", tokenizer_json(options.shape.vocab_size))
         config = {

@@ -136,14 +136,32 @@ class Shape:
             )
 
 
+LINEAR_FORMATS = (
+    *("bf16", "f16", "f32", "nvfp4", "nvfp4-packed"),
+    *("fp8", "fp8-bf16-scales", "fp8-packed", "fp8-tensor", "mxfp8"),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class FuelOptions:
     """A shape, a seed, and how the fuel is spelled on disk."""
 
     shape: Shape
     seed: int = 0
-    experts: str = "modelopt"  # modelopt | compressed-tensors | bf16
+    experts: str = "modelopt"  # modelopt, compressed-tensors (both NVFP4), or one of LINEAR_FORMATS
     bf16_expert_layers: tuple[int, ...] = ()  # layers whose experts are BF16 whatever the config says
+    fp8_expert_layers: tuple[int, ...] = ()  # the same, FP8 in blocks
+    # The other linear weights. A weight whose columns a format does not divide stays BF16, as quantisers do.
+    attention: str = "bf16"
+    dense_mlp: str = "bf16"
+    shared: str = "bf16"
+    head: str = "bf16"
+    embedding: str = "bf16"
+    draft_weights: str = "auto"  # auto: experts as the trunk's, the rest BF16
+    patchwork: bool = False  # every linear weight in a format of its own, whatever is said above
+    mx_scales: str = "U8"  # U8 | F8_E8M0: how the header names MXFP8's scales
+    quantization: str = "auto"  # auto | config | hf: config.json, or hf_quant_config.json alone
+    ignore_prefix: str = "own"  # own | nested | flat: names in the config's lists of modules
     small: str = "F32"  # F32 | BF16 | mixed: hc base and scale, A_log, dt_bias, router bias, ape, conv taps
     wide: str = "BF16"  # F32 | BF16: router and hyper-connection matrices
     scalars: str = "auto"  # empty | one | auto: shape of NVFP4 global scales, [] or [1]
@@ -160,7 +178,16 @@ class FuelOptions:
     tokenizer: bool = True
 
     CHOICES: ClassVar[dict[str, tuple[str, ...]]] = {
-        "experts": ("modelopt", "compressed-tensors", "bf16"),
+        "experts": ("modelopt", "compressed-tensors", *LINEAR_FORMATS),
+        "attention": LINEAR_FORMATS,
+        "dense_mlp": LINEAR_FORMATS,
+        "shared": LINEAR_FORMATS,
+        "head": LINEAR_FORMATS,
+        "embedding": LINEAR_FORMATS,
+        "draft_weights": ("auto", *LINEAR_FORMATS),
+        "mx_scales": ("U8", "F8_E8M0"),
+        "quantization": ("auto", "config", "hf"),
+        "ignore_prefix": ("own", "nested", "flat"),
         "small": ("F32", "BF16", "mixed"),
         "wide": ("F32", "BF16"),
         "scalars": ("auto", "empty", "one"),
@@ -185,9 +212,10 @@ class FuelOptions:
         if self.layer_type_names == "absent" and self.shape.attention_pattern:
             raise RandomFuelError("layer_types cannot be absent when an attention pattern is given")
         layers = self.shape.num_hidden_layers + (self.draft != "none")
-        for i in self.bf16_expert_layers:
-            if not 0 <= i < layers:
-                raise RandomFuelError(f"bf16_expert_layers names layer {i}; there are {layers} layers")
+        for name in ("bf16_expert_layers", "fp8_expert_layers"):
+            for i in getattr(self, name):
+                if not 0 <= i < layers:
+                    raise RandomFuelError(f"{name} names layer {i}; there are {layers} layers")
 
 
 # About a 1.07 B-parameter model, for benchmarks on a CPU: GLM-5.3-Flash's shapes scaled down.
@@ -238,4 +266,40 @@ PRESETS: dict[str, FuelOptions] = {
     "tiny": FuelOptions(Shape()),
     "bench": FuelOptions(BENCH),
     "flash-slice": FuelOptions(FLASH_SLICE, files=8),
+}
+
+_ALL_FP8 = {"attention": "fp8", "dense_mlp": "fp8", "shared": "fp8"}
+# What releases look like: options to put over a preset.
+VARIANTS: dict[str, dict[str, object]] = {
+    # ModelOpt, NVFP4 experts only; hf_quant_config.json alone, its lists in the other prefix.
+    "modelopt": {"quantization": "hf", "ignore_prefix": "flat", "draft": "layer", "draft_weights": "bf16"},
+    # ModelOpt, the dense MLPs as well, with static input scales.
+    "modelopt-dense": {"dense_mlp": "nvfp4", "scalars": "one", "draft": "layer"},
+    "compressed-tensors": {"experts": "compressed-tensors", "scalars": "empty", "small": "BF16"},
+    "fp8": {"experts": "fp8", **_ALL_FP8, "draft": "layer", "draft_weights": "fp8"},
+    # One algorithm a module: NVFP4 experts and dense MLPs, FP8 with one scale for the rest.
+    "mixed-layers": {
+        "attention": "fp8-tensor",
+        "dense_mlp": "nvfp4",
+        "shared": "fp8-tensor",
+        "fp8_expert_layers": (4,),
+        "input_scale": False,
+        "draft": "own-head",
+        "draft_weights": "nvfp4",
+    },
+    # Several groups: NVFP4 experts, FP8 in blocks for the rest.
+    "mixed-groups": {
+        "experts": "compressed-tensors",
+        "attention": "fp8-packed",
+        "dense_mlp": "nvfp4-packed",
+        "shared": "fp8-packed",
+        "bf16_expert_layers": (3,),
+        "small": "mixed",
+        "layout": "flat",
+        "ignore_prefix": "nested",
+    },
+    "mxfp8": {"experts": "mxfp8", "attention": "mxfp8", "dense_mlp": "mxfp8", "shared": "mxfp8"},
+    "bf16": {"experts": "bf16", "small": "BF16", "draft": "layer"},
+    # Every linear weight in a format of its own; nothing that a release would do, but all that one might.
+    "patchwork": {"patchwork": True, "mx_scales": "F8_E8M0", "unaligned": True, "draft": "own-head"},
 }

@@ -124,15 +124,10 @@ class Resolver {
   void fp8(const Entry& weight) {
     source_.data = &weight;
     require(weight, {DType::kF8E4M3}, {source_.out, source_.in});
-    if (const Entry* const inverse = find(".weight_scale_inv")) {
-      const Shape blocks = {ceil_div(source_.out, kFp8Block), ceil_div(source_.in, kFp8Block)};
-      require(*inverse, {DType::kF32, DType::kBF16}, blocks);
-      source_.format = WeightFormat::kFP8Block;
-      source_.block_scale = inverse;
-      source_.in_place = inverse->info->dtype == DType::kF32;
-      return;
-    }
-    const Entry& scale = need(".weight_scale", "or " + json_quote(source_.name + ".weight_scale_inv"));
+    const Entry* const inverse = find(".weight_scale_inv");
+    const Entry& scale =
+        inverse != nullptr ? *inverse
+                           : need(".weight_scale", "or " + json_quote(source_.name + ".weight_scale_inv"));
     source_.block_scale = &scale;
     const DType dtype = scale.info->dtype;
     if (dtype == DType::kU8 || dtype == DType::kF8E8M0) {
@@ -141,9 +136,15 @@ class Resolver {
       source_.format = WeightFormat::kMXFP8;
       return;
     }
+    source_.format = WeightFormat::kFP8Block;
+    const Shape blocks = {ceil_div(source_.out, kFp8Block), ceil_div(source_.in, kFp8Block)};
+    if (inverse != nullptr || (!is_scalar(*scale.info) && scale.info->shape == blocks)) {
+      require(scale, {DType::kF32, DType::kBF16}, blocks);
+      source_.in_place = dtype == DType::kF32;
+      return;
+    }
     // One scale for all: the same number for every block.
     require(scale, {DType::kF32, DType::kBF16, DType::kF16}, {});
-    source_.format = WeightFormat::kFP8Block;
     source_.in_place = false;
   }
 

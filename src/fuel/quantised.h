@@ -8,9 +8,10 @@
 //   X.weight_packed U8 [out, in/2],                                       NVFP4, compressed-tensors
 //     X.weight_scale F8_E4M3 [out, in/16], X.weight_global_scale
 //   X.weight F8_E4M3 [out, in],                                           FP8 in blocks
-//     X.weight_scale_inv F32 | BF16 [ceil(out/128), ceil(in/128)]
+//     X.weight_scale_inv (or X.weight_scale) F32 | BF16 [ceil(out/128), ceil(in/128)]
 //   X.weight F8_E4M3 [out, in], X.weight_scale F32 | BF16 | F16 scalar    FP8, one scale: becomes FP8 in blocks
-//   X.weight F8_E4M3 [out, in], X.weight_scale U8 | F8_E8M0 [out, in/32]  MXFP8
+//   X.weight F8_E4M3 [out, in],                                           MXFP8
+//     X.weight_scale (or X.weight_scale_inv) U8 | F8_E8M0 [out, in/32]
 // ModelOpt's global scale multiplies; compressed-tensors' divides, and 0 there means a weight of zeros. Scalars are
 // [] or [1]. X.input_scale (or input_global_scale) may be there; weights only are quantised here, so it is not used.
 // A parameter that is no module's `weight` (hc_attn_fn, …) is found under its own name, plain formats only.
