@@ -84,6 +84,21 @@ def test_scales_that_become_f32() -> None:
         assert w.loaded_bytes == N + 4 * 2 * 3
 
 
+def test_spellings_of_fp8() -> None:
+    """Block scales by compressed-tensors' name stay as they are in F32; MXFP8's may have either name."""
+    name = PLACE + "self_attn.o_proj"
+    data = TensorInfo(name + ".weight", "F8_E4M3", (256, 384))
+    for dtype, what in (("F32", "kept"), ("BF16", "kept, scales F32 for each block at load")):
+        (w,) = weights_of([data, TensorInfo(name + ".weight_scale", dtype, (2, 3))])
+        assert (w.format, treatment(w, Bucket.MLA), w.loaded_bytes) == ("fp8-packed", what, N + 4 * 2 * 3)
+    assert treatment(w, Bucket.EXPERTS) == what
+    for suffix in (".weight_scale", ".weight_scale_inv"):
+        for dtype in ("U8", "F8_E8M0"):
+            (w,) = weights_of([data, TensorInfo(name + suffix, dtype, (256, 12))])
+            assert (w.format, treatment(w, Bucket.MLA), w.loaded_bytes) == ("mxfp8", "kept", N + N // 32)
+            assert treatment(w, Bucket.EXPERTS) == "kept, used where it lies"
+
+
 def test_small_tensors_become_f32() -> None:
     for dtype, what in (("BF16", "F32 at load"), ("F16", "F32 at load"), ("F32", "kept")):
         for name, shape in (

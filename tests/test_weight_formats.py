@@ -7,6 +7,8 @@ here, whatever may differ between two spellings of the same weights must not cha
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,9 +21,10 @@ from golden_fuels import variant
 from rocket import _core
 from rocket.accounting import RESIDENT, account_of_fuel, read_tensors
 from rocket.formats import weights_of
-from rocket.inventory import PLAIN_FORMATS, Bucket, classify, detect_naming
+from rocket.inventory import PLAIN_FORMATS, Bucket, TensorInfo, classify, detect_naming
 from rocket.random_fuel import make_fuel
 from rocket.random_fuel_shape import LINEAR_FORMATS, VARIANTS, FuelOptions
+from rocket.shards import header_of
 
 __all__ = ["rocket"]
 
@@ -167,6 +170,19 @@ def test_what_configs_say(made: Made) -> None:
     assert r"re:.*self_attn\.o_proj$" in groups["group_1"]["targets"]
     assert "model.language_model.layers.3*" in said["mixed-groups"][0]["ignore"]
     assert said["mxfp8"][0]["quant_algo"] == "MXFP8"
+
+
+def test_the_script_makes_variants(made: Made, tmp_path: Path) -> None:
+    """Options given beside a variant win over its own."""
+    script = Path(__file__).parents[1] / "scripts" / "make_fuel.py"
+    command = [sys.executable, str(script), str(tmp_path / "f"), "--draft", "none", "--variant", "fp8"]
+    subprocess.run([*command, "--num-hidden-layers", "4"], check=True, capture_output=True)
+    found, _ = read_tensors(tmp_path / "f")
+    assert {w.format for w in weights_of(found) if "self_attn.o_proj" in w.name} == {"fp8"}
+    assert not [t for t in found if ".layers.4." in t.name]
+    wrong = subprocess.run([*command[:-1], "fp9"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "fp9" in wrong.stderr
 
 
 # --- what they are counted as -----------------------------------------------------------------------------
@@ -319,6 +335,29 @@ def test_drafts_are_left_alone(draft_weights: str, made: Made) -> None:
     for draft in ("layer", "own-head"):
         other = made(dataclasses.replace(options, draft=draft, draft_weights=draft_weights))
         np.testing.assert_array_equal(logits_of(other), expected, draft)
+
+
+def widen_small_tensors(fuel: Path, out: Path) -> int:
+    """A copy of a fuel whose small tensors are the same numbers in F32; how many were BF16."""
+    shutil.copytree(fuel, out)
+    found, data, widened = [], [], 0
+    for name, (file, entry) in read_headers(fuel).items():
+        small = name.endswith(("_base", "_scale", "A_log", "dt_bias", "e_score_correction_bias", "_ape"))
+        wide = entry["dtype"] == "BF16" and (small or "conv1d" in name or "norm" in name)
+        widened += wide
+        size = entry["data_offsets"][1] - entry["data_offsets"][0]
+        raw = file.read_bytes()[entry["at"] : entry["at"] + size]
+        data.append(read_tensor(fuel, name).astype("<f4").tobytes() if wide else raw)
+        found.append(TensorInfo(name, "F32" if wide else entry["dtype"], tuple(entry["shape"])))
+    (out / "model.safetensors").write_bytes(header_of(found) + b"".join(data))
+    return widened
+
+
+def test_small_tensors_are_read_by_their_dtype(made: Made, tmp_path: Path) -> None:
+    """The same numbers in BF16 and in F32: taps, biases, gates' parameters, norms."""
+    fuel = made(variant("bf16", draft="none"))
+    assert widen_small_tensors(fuel, tmp_path / "f32") > 50
+    np.testing.assert_array_equal(logits_of(tmp_path / "f32"), logits_of(fuel))
 
 
 def test_two_spellings_of_one_weight(made: Made, tmp_path: Path) -> None:
