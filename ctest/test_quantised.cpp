@@ -164,11 +164,13 @@ void fp8_formats() {
                      6);
     check::expect(same(loaded.weight.data, w.bytes), "FP8 data beside BF16 scales");
   });
-  // compressed-tensors calls the blocks' multipliers by the other name.
-  const Tensor named = tensor("b.weight_scale", "F32", {2, 3}, scales);
-  with({w, named}, [&](const Checkpoint& checkpoint) {
-    check_both(checkpoint, "b", WeightFormat::kFP8Block, 130, 257, w.bytes, named.bytes, 1.0f);
-  });
+  // compressed-tensors calls the blocks' multipliers by the other name; so does ModelOpt, in another shape.
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{2, 3}, std::vector<int64_t>{2, 1, 3, 1}}) {
+    const Tensor named = tensor("b.weight_scale", "F32", shape, scales);
+    with({w, named}, [&](const Checkpoint& checkpoint) {
+      check_both(checkpoint, "b", WeightFormat::kFP8Block, 130, 257, w.bytes, named.bytes, 1.0f);
+    });
+  }
   with({w, tensor("b.weight_scale", "BF16", {2, 3}, rounded)}, [&](const Checkpoint& checkpoint) {
     const Loaded loaded(checkpoint, "b", 130, 257);
     check::same_bits("BF16 block scales by the other name",

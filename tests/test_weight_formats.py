@@ -63,6 +63,7 @@ NVFP4 = {"weight": "U8", "weight_scale": "F8_E4M3", "weight_scale_2": "F32", "in
 PACKED = {"weight_packed": "U8", "weight_scale": "F8_E4M3", "weight_global_scale": "F32"}
 FP8 = {"weight": "F8_E4M3", "weight_scale_inv": "F32"}
 FP8_PACKED = {"weight": "F8_E4M3", "weight_scale": "BF16"}
+FP8_MODELOPT = {"weight": "F8_E4M3", "weight_scale": "F32"}
 FP8_TENSOR = {"weight": "F8_E4M3", "weight_scale": "F32"}
 MXFP8 = {"weight": "F8_E4M3", "weight_scale": "U8"}
 BF16 = {"weight": "BF16"}
@@ -78,7 +79,13 @@ SPELLINGS = {
     "modelopt-dense": (NVFP4, NVFP4, BF16, BF16, NVFP4),
     "compressed-tensors": (PACKED, BF16, BF16, BF16, {}),
     "fp8": (FP8, FP8, FP8, FP8, FP8),
-    "mixed-layers": (FP8, *[without_input_scale(NVFP4)], FP8_TENSOR, FP8_TENSOR, without_input_scale(NVFP4)),
+    "mixed-layers": (
+        FP8_MODELOPT,
+        without_input_scale(NVFP4),
+        FP8_TENSOR,
+        FP8_TENSOR,
+        without_input_scale(NVFP4),
+    ),
     "mixed-groups": (PACKED, PACKED, FP8_PACKED, FP8_PACKED, {}),
     "mxfp8": (MXFP8, MXFP8, MXFP8, MXFP8, {}),
     "bf16": (BF16, BF16, BF16, BF16, BF16),
@@ -111,6 +118,11 @@ def test_shapes_of_scales(made: Made) -> None:
     shapes = {name: entry["shape"] for name, (_, entry) in read_headers(made(variant("mxfp8"))).items()}
     assert shapes[layer + "mlp.gate_proj.weight_scale"] == [192, 5]
     assert layer + "self_attn.f_b_proj.weight_scale" not in shapes  # 16 columns: left in BF16
+    shapes = {
+        name: entry["shape"] for name, (_, entry) in read_headers(made(variant("mixed-layers"))).items()
+    }
+    place = "model.language_model.layers.4.mlp.experts.0.up_proj.weight_scale"
+    assert shapes[place] == [1, 1, 2, 1]
     for name, expected in (("modelopt-dense", [1]), ("mixed-layers", [])):
         headers = read_headers(made(variant(name)))
         assert headers[layer + "mlp.gate_proj.weight_scale_2"][1]["shape"] == expected
@@ -228,9 +240,10 @@ def test_bytes_sum_to_the_files_and_to_the_engine(options: FuelOptions, made: Ma
             read += expanded or packed
         elif bucket is Bucket.EXPERTS and (weight.rewrites_scales or weight.format == "f16"):
             experts_loaded, parts = experts_loaded + packed, parts + 2
-    routed = sum(account.experts[i].loaded // arch.n_routed_experts for i in account.experts)
+    chosen = arch.num_experts_per_tok
+    routed = sum(layer.loaded * chosen // arch.n_routed_experts for layer in account.experts.values())
     assert info["expert_bytes"] == account[Bucket.EXPERTS].loaded
-    assert info["token_bytes"] == read + routed * arch.num_experts_per_tok
+    assert info["token_bytes"] == read + routed
     assert dense == account.resident_loaded_bytes
     # The engine pads each tensor to 64 bytes.
     assert 0 <= info["dense_bytes"] - dense - experts_loaded < 64 * 2 * parts
@@ -266,7 +279,7 @@ def test_show_says_what_is_kept_and_what_is_expanded(made: Made, rocket: Rocket)
     assert parts["sparse-MLA attention"] >= {("FP8 in blocks", "kept"), ("FP8 in blocks", EXPANDED)}
     assert parts["draft experts"] == {("FP8 in blocks", "not loaded")}
     parts = shown(rocket, made(variant("mixed-layers")))
-    assert parts["routed experts"] == {("NVFP4, ModelOpt", PLACE), ("FP8 in blocks", PLACE)}
+    assert parts["routed experts"] == {("NVFP4, ModelOpt", PLACE), ("FP8 in blocks, ModelOpt", PLACE)}
     assert parts["dense MLP"] == {("NVFP4, ModelOpt", "kept")}
     assert parts["KDA attention"] == {("FP8, one scale", REWRITTEN)}
     assert ("FP8, one scale", EXPANDED) in parts["sparse-MLA attention"]

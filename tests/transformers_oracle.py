@@ -95,7 +95,8 @@ def dequantise_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     if scale.numel() == 1:
         return values * scale.float().reshape(())
     rows, columns = weight.shape
-    blocks = scale.float().repeat_interleave(128, 0)[:rows]
+    blocks = scale.float().reshape(-(-rows // 128), -1)  # ModelOpt writes [rows, 1, columns, 1]
+    blocks = blocks.repeat_interleave(128, 0)[:rows]
     return values * blocks.repeat_interleave(128, 1)[:, :columns]
 
 

@@ -52,10 +52,11 @@ FORMAT_NAMES = {
     "fp8": "FP8 in blocks",
     "fp8-bf16-scales": "FP8 in blocks, scales BF16",
     "fp8-packed": "FP8 in blocks, compressed-tensors",
+    "fp8-modelopt": "FP8 in blocks, ModelOpt",
     "fp8-tensor": "FP8, one scale",
     "mxfp8": "MXFP8",
 }
-_IN_PLACE = ("f32", "bf16", "nvfp4", "nvfp4-packed", "fp8", "fp8-packed", "mxfp8")
+_IN_PLACE = ("f32", "bf16", "nvfp4", "nvfp4-packed", "fp8", "fp8-packed", "fp8-modelopt", "mxfp8")
 _POWERS = ("U8", "F8_E8M0")  # dtypes of MXFP8's scales
 _SUFFIXES = (
     ".weight_packed",
@@ -94,7 +95,8 @@ class StoredWeight:
             return "mxfp8"
         if scale is not None and scale.name.endswith("_inv"):
             return "fp8" if scale.dtype == "F32" else "fp8-bf16-scales"
-        return "fp8-packed" if scale is not None and len(scale.shape) == 2 else "fp8-tensor"
+        dimensions = 0 if scale is None else len(scale.shape)
+        return {2: "fp8-packed", 4: "fp8-modelopt"}.get(dimensions, "fp8-tensor")
 
     @property
     def fp8_scale(self) -> TensorInfo | None:
@@ -106,7 +108,8 @@ class StoredWeight:
         """Whether its scales become a table of float32, one for each block, when it is loaded."""
         if self.format in ("fp8-bf16-scales", "fp8-tensor"):
             return True
-        return self.format == "fp8-packed" and self.fp8_scale is not None and self.fp8_scale.dtype != "F32"
+        spelled = self.format in ("fp8-packed", "fp8-modelopt")
+        return spelled and self.fp8_scale is not None and self.fp8_scale.dtype != "F32"
 
     @property
     def tensors(self) -> list[TensorInfo]:

@@ -53,7 +53,8 @@ def _wanted(options: FuelOptions, p: Parameter) -> str:
     if p.bucket in (Bucket.EXPERTS, Bucket.DRAFT_EXPERTS):
         if p.layer in options.bf16_expert_layers:
             return "bf16"
-        return "fp8" if p.layer in options.fp8_expert_layers else expert_format(options)
+        blocks = "fp8-modelopt" if options.experts == "modelopt" else "fp8"
+        return blocks if p.layer in options.fp8_expert_layers else expert_format(options)
     field = _BY_BUCKET.get(p.bucket)
     return getattr(options, field) if field else "bf16"
 

@@ -14,7 +14,10 @@ from rocket.random_fuel_shape import FuelOptions
 
 PRODUCER = {"name": "modelopt", "version": "0.45.0"}
 _PREFIXES = {"nested": "model.language_model.", "flat": "model."}
-_ALGORITHMS = {"nvfp4": "NVFP4", "fp8": "FP8_PB_WO", "fp8-tensor": "FP8", "mxfp8": "MXFP8"}
+_ALGORITHMS = {
+    **{"nvfp4": "NVFP4", "fp8-tensor": "FP8", "mxfp8": "MXFP8"},
+    **dict.fromkeys(("fp8", "fp8-modelopt"), "FP8_PB_WO"),
+}
 _GROUP_SIZES = {"NVFP4": 16, "MXFP8": 32, "FP8_PB_WO": 128}
 _OF_GROUPS = ("nvfp4-packed", "fp8-packed")  # spellings of compressed-tensors
 
@@ -38,7 +41,7 @@ def _own_prefix(options: FuelOptions) -> str:
 def _headline(options: FuelOptions) -> tuple[str, ...]:
     """The formats of the parts, BF16 and exceptions by layer left out."""
     if options.patchwork:
-        return ("nvfp4", "fp8", "fp8-tensor", "mxfp8")
+        return ("nvfp4", "fp8-modelopt", "fp8-tensor", "mxfp8")
     o = options
     parts = (expert_format(o), o.attention, o.dense_mlp, o.shared, o.head, o.embedding)
     quantised = (f for f in parts if f not in PLAIN_FORMATS)

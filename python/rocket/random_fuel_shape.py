@@ -138,7 +138,7 @@ class Shape:
 
 LINEAR_FORMATS = (
     *("bf16", "f16", "f32", "nvfp4", "nvfp4-packed"),
-    *("fp8", "fp8-bf16-scales", "fp8-packed", "fp8-tensor", "mxfp8"),
+    *("fp8", "fp8-bf16-scales", "fp8-packed", "fp8-modelopt", "fp8-tensor", "mxfp8"),
 )
 
 
@@ -150,7 +150,7 @@ class FuelOptions:
     seed: int = 0
     experts: str = "modelopt"  # modelopt, compressed-tensors (both NVFP4), or one of LINEAR_FORMATS
     bf16_expert_layers: tuple[int, ...] = ()  # layers whose experts are BF16 whatever the config says
-    fp8_expert_layers: tuple[int, ...] = ()  # the same, FP8 in blocks
+    fp8_expert_layers: tuple[int, ...] = ()  # the same, FP8 in blocks (beside ModelOpt's, in its spelling)
     # The other linear weights. A weight whose columns a format does not divide stays BF16, as quantisers do.
     attention: str = "bf16"
     dense_mlp: str = "bf16"

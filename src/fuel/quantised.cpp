@@ -125,9 +125,9 @@ class Resolver {
     source_.data = &weight;
     require(weight, {DType::kF8E4M3}, {source_.out, source_.in});
     const Entry* const inverse = find(".weight_scale_inv");
-    const Entry& scale =
-        inverse != nullptr ? *inverse
-                           : need(".weight_scale", "or " + json_quote(source_.name + ".weight_scale_inv"));
+    const Entry& scale = inverse != nullptr
+                             ? *inverse
+                             : need(".weight_scale", "or " + json_quote(source_.name + ".weight_scale_inv"));
     source_.block_scale = &scale;
     const DType dtype = scale.info->dtype;
     if (dtype == DType::kU8 || dtype == DType::kF8E8M0) {
@@ -138,8 +138,9 @@ class Resolver {
     }
     source_.format = WeightFormat::kFP8Block;
     const Shape blocks = {ceil_div(source_.out, kFp8Block), ceil_div(source_.in, kFp8Block)};
-    if (inverse != nullptr || (!is_scalar(*scale.info) && scale.info->shape == blocks)) {
-      require(scale, {DType::kF32, DType::kBF16}, blocks);
+    const Shape spread = {blocks[0], 1, blocks[1], 1};
+    if (inverse != nullptr || scale.info->shape == blocks || scale.info->shape == spread) {
+      require(scale, {DType::kF32, DType::kBF16}, inverse == nullptr ? scale.info->shape : blocks);
       source_.in_place = dtype == DType::kF32;
       return;
     }

@@ -8,7 +8,8 @@
 //   X.weight_packed U8 [out, in/2],                                       NVFP4, compressed-tensors
 //     X.weight_scale F8_E4M3 [out, in/16], X.weight_global_scale
 //   X.weight F8_E4M3 [out, in],                                           FP8 in blocks
-//     X.weight_scale_inv (or X.weight_scale) F32 | BF16 [ceil(out/128), ceil(in/128)]
+//     X.weight_scale_inv (or X.weight_scale) F32 | BF16 [ceil(out/128), ceil(in/128)];
+//     ModelOpt: X.weight_scale [ceil(out/128), 1, ceil(in/128), 1]
 //   X.weight F8_E4M3 [out, in], X.weight_scale F32 | BF16 | F16 scalar    FP8, one scale: becomes FP8 in blocks
 //   X.weight F8_E4M3 [out, in],                                           MXFP8
 //     X.weight_scale (or X.weight_scale_inv) U8 | F8_E8M0 [out, in/32]
