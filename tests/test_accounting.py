@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fuel_strategies import ODD, architectures, schemes
@@ -33,6 +33,7 @@ from rocket.bytes_report import disk_rows, resident_rows
 from rocket.inventory import FORMATS, Bucket, Scheme, parameters, tensors
 from rocket.random_fuel import architecture_of, make_fuel
 from rocket.random_fuel_shape import FuelOptions
+from rocket.shards import split_by_name
 
 __all__ = ["flash", "rocket"]
 
@@ -222,6 +223,10 @@ def test_buckets_sum_to_the_files(
     tmp_path_factory: pytest.TempPathFactory, arch: Architecture, scheme: Scheme, files: int
 ) -> None:
     listed = list(tensors(parameters(arch), scheme))
+    try:
+        split_by_name(listed, files)
+    except ValueError:  # a tensor so large that it leaves a file nothing
+        assume(False)
     fuel = write_headers(tmp_path_factory.mktemp("p") / "f", listed, files)
     account = account_of_fuel(fuel, arch)
     on_disk = sum(file.stat().st_size for file in fuel.glob("*.safetensors"))
