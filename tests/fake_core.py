@@ -124,7 +124,7 @@ class CoreEngine:
         ).sum(1)
         return of + SCRIPT.get("shift", 0.0), rank.astype(np.int32), logits.argmax(1).astype(np.int32)
 
-    def sample(self, sampling, counter, row=-1):
+    def sample(self, sampling, counter, row=-1, stream=-1):
         script = SCRIPT.get("script", [65])
         return script[(counter - self._prompt) % len(script)]
 

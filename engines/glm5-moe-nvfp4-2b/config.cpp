@@ -154,6 +154,22 @@ void read_attention(const Fields& fields, Config& config) {
   fields.flag("index_kpool_always_select_tail", config.index_kpool_always_select_tail);
 }
 
+// What other models of the family may choose and this engine does not compute is refused, not ignored.
+void refuse_others(const Fields& fields) {
+  const auto only = [&](const char* field, const char* expected) {
+    const Json* const value = fields.find_value(field);
+    if (value != nullptr && value->string() != expected)
+      fields.fail(field, json_quote(expected), shown(*value));
+  };
+  only("scoring_func", "sigmoid");
+  only("topk_method", "noaux_tc");
+  for (const char* field : {"mhc", "mla_use_nope", "index_kpool_compress"}) {
+    bool on = true;
+    if (fields.find_value(field) != nullptr) fields.flag(field, on);
+    if (!on) fields.fail(field, "true", "false");
+  }
+}
+
 // A bound of null means no bound, except where linear_attn_config says safe_gate (which is its default): then
 // it is -5.
 void read_linear_attention(const Fields& fields, const std::string& where, Config& config) {
@@ -318,6 +334,7 @@ Config parse_config(const Json& json, const std::string& file) {
 
   Config config;
   config.model_type = type->string();
+  refuse_others(text);
   read_sizes(text, config);
   read_attention(text, config);
   read_linear_attention(text, where, config);

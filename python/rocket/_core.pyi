@@ -82,8 +82,14 @@ class CoreEngine:
         """Feeds ``ids``; for each row the log-probability of ``targets[i]`` (float64), its rank (0 = best;
         ties count by lowest id) and the arg-max token. Memory does not grow with ``len(ids)``."""
 
-    def sample(self, sampling: SamplingParams, counter: int, row: int = -1) -> int:
-        """Draws from a row of the last step's logits (index into its list of rows; -1: the last)."""
+    def sample(self, sampling: SamplingParams, counter: int, row: int = -1, stream: int = -1) -> int:
+        """Draws from a row of the last step's logits (index into its list of rows; -1: the last).
+
+        With ``stream``, from that stream's last row, which must have had logits in the last step.
+        """
+
+    def prompt(self, stream: int, ids: Sequence[int], sampling: SamplingParams, chunk: int = 0) -> int:
+        """Feeds tokens and draws the next, in one call; the counter is the position of the drawn token."""
 
     def decode(self, stream: int, token: int, sampling: SamplingParams) -> int:
         """Feeds one token and draws the next; the counter is the position of the drawn token."""

@@ -1,5 +1,7 @@
 """The engine as a Python object: streams of tokens, steps, logits."""
 
+import atexit
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket._core import CoreEngine, Row, SamplingParams
-from rocket.failures import input_error
+from rocket.failures import input_error, plan_error
 from rocket.fuel import eos_ids, resolve
 from rocket.tokenizer import Tokenizer
 
 Logits = npt.NDArray[np.float32]
+
+# Engines that are open. They are closed before the interpreter goes, so that a thread which still computes
+# comes to its end in Python and is not torn out of the C++ below.
+_open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_engines() -> None:
+    for engine in list(_open_engines):
+        engine.close()
 
 
 class Stream:
@@ -26,39 +38,54 @@ class Stream:
         self._open = True
 
     @property
+    def _open_number(self) -> int:
+        """The stream's number in the engine. Numbers are used again, so a closed stream has none."""
+        if not self._open:
+            raise input_error("the stream is closed", "open another: engine.open()")
+        return self.number
+
+    @property
     def position(self) -> int:
         """Tokens fed so far."""
-        return self.engine.core.position(self.number)
+        return self.engine.core.position(self._open_number)
 
     def feed(self, ids: Sequence[int], chunk: int = 0) -> None:
         """Feeds tokens, at most ``chunk`` a step (0: as many as a step may have)."""
-        self.engine.core.feed(self.number, ids, logits="last", chunk=chunk)
+        self.engine.core.feed(self._open_number, ids, logits="last", chunk=chunk)
 
     def feed_logits(self, ids: Sequence[int], chunk: int = 0) -> Logits:
         """Feeds tokens and returns the logits after each, ``[len(ids), vocab]``."""
-        logits = self.engine.core.feed(self.number, ids, logits="all", chunk=chunk)
+        logits = self.engine.core.feed(self._open_number, ids, logits="all", chunk=chunk)
         assert logits is not None
         return logits
 
     def sample(self, sampling: SamplingParams) -> int:
-        """Draws the next token from the logits of the engine's last step."""
-        return self.engine.core.sample(sampling, self.position)
+        """Draws the next token. The engine's last step must have been this stream's, with logits."""
+        return self.engine.core.sample(sampling, self.position, stream=self._open_number)
+
+    def prompt(self, ids: Sequence[int], sampling: SamplingParams, chunk: int = 0) -> int:
+        """Feeds tokens and draws the next, with no other thread's step in between."""
+        return self.engine.core.prompt(self._open_number, ids, sampling, chunk)
 
     def decode(self, token: int, sampling: SamplingParams) -> int:
         """Feeds a token and draws the next."""
-        return self.engine.core.decode(self.number, token, sampling)
+        return self.engine.core.decode(self._open_number, token, sampling)
 
     def fork(self) -> "Stream":
         """A new stream with the same past."""
-        return Stream(self.engine, self.engine.core.fork(self.number))
+        return Stream(self.engine, self.engine.core.fork(self._open_number))
 
     def truncate(self, position: int) -> None:
         """Goes back to the first ``position`` tokens."""
-        self.engine.core.truncate(self.number, position)
+        self.engine.core.truncate(self._open_number, position)
 
     def commit(self, rows: int) -> None:
         """After a step with checkpoints: keeps the first ``rows`` of the stream's rows."""
-        self.engine.core.commit(self.number, rows)
+        self.engine.core.commit(self._open_number, rows)
+
+    def snapshot(self, name: str) -> None:
+        """Keeps the present state under a name, for ``Engine.restore`` and ``Engine.save_snapshot``."""
+        self.engine.core.snapshot(self._open_number, name)
 
     def close(self) -> None:
         if self._open:
@@ -104,6 +131,7 @@ class Engine:
             max_streams=max_streams,
             progress=progress,
         )
+        _open_engines.add(self)
 
     @property
     def core(self) -> CoreEngine:
@@ -138,6 +166,17 @@ class Engine:
         """A new stream from a named snapshot."""
         return Stream(self, self.core.restore(name))
 
+    def drop_snapshot(self, name: str) -> None:
+        self.core.drop_snapshot(name)
+
+    def save_snapshot(self, name: str, file: str | Path) -> None:
+        """Writes a named snapshot to a file (safetensors)."""
+        self.core.save_snapshot(name, str(file))
+
+    def load_snapshot(self, name: str, file: str | Path) -> None:
+        """Reads a snapshot of the same fuel from a file and keeps it under a name."""
+        self.core.load_snapshot(name, str(file))
+
     def step(self, rows: Sequence[Row]) -> tuple[Logits, list[int]]:
         """Runs a step of any mix of streams. Returns logits of the rows that want them, and their indices."""
         return self.core.step(rows)
@@ -171,6 +210,12 @@ class Engine:
             )
         if tokens < 0:
             raise input_error(f"tokens: expected 0 or more, found {tokens}", "ask for 0 tokens or more")
+        room = self.info["max_context"]
+        if len(prompt) + max(tokens - 1, 0) > room:
+            raise plan_error(
+                f"context: the prompt's {len(prompt)} tokens and {tokens} more do not fit into {room}",
+                "ask for fewer tokens, or load the engine with a larger max_context",
+            )
         sampling = SamplingParams(temperature, top_k, top_p, min_p, seed)
         ends = self.eos_ids if stop is None else frozenset(stop)
         return self._generate(prompt, tokens, sampling, ends, chunk)
@@ -179,8 +224,10 @@ class Engine:
         self, prompt: list[int], tokens: int, sampling: SamplingParams, ends: frozenset[int], chunk: int
     ) -> Iterator[int]:
         with self.open() as stream:
-            stream.feed(prompt, chunk)
-            token = stream.sample(sampling) if tokens else -1
+            if not tokens:
+                stream.feed(prompt, chunk)
+                return
+            token = stream.prompt(prompt, sampling, chunk)
             for left in range(tokens, 0, -1):
                 yield token
                 if token in ends:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include <sched.h>
 #endif
 
+#include "base/error.h"
 #include "base/memory.h"
 
 namespace rocket {
@@ -91,10 +94,22 @@ struct ThreadPool::Impl {
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
   threads_ = threads > 0 ? threads : available_cpus();
-  for (int i = 1; i < threads_; ++i) impl_->workers.emplace_back([this, i] { impl_->worker(i); });
+  try {
+    for (int i = 1; i < threads_; ++i) impl_->workers.emplace_back([this, i] { impl_->worker(i); });
+  } catch (const std::system_error& e) {
+    const size_t started = impl_->workers.size() + 1;
+    stop();
+    throw DeviceError("threads: the system gave " + std::to_string(started) + " of " +
+                          std::to_string(threads_) + ": " + e.code().message(),
+                      "ask for fewer threads");
+  }
 }
 
 ThreadPool::~ThreadPool() {
+  stop();
+}
+
+void ThreadPool::stop() {
   impl_->stop.store(true);
   impl_->wake.fetch_add(1);
   impl_->wake.notify_all();

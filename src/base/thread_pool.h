@@ -14,7 +14,7 @@ namespace rocket {
 class ThreadPool {
  public:
   // threads: the number of threads that compute, the caller included; 0 = as many as this process may use
-  // (affinity mask and container CPU quota counted).
+  // (affinity mask and container CPU quota counted). Throws DeviceError if the system refuses them.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -44,6 +44,8 @@ class ThreadPool {
   static int available_cpus();
 
  private:
+  void stop();
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
   int threads_ = 1;

@@ -5,11 +5,15 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/engine.h"
@@ -70,7 +74,8 @@ py::dict info_dict(const EngineInfo& i) {
   return d;
 }
 
-// The engine as Python holds it. Steps run without the GIL; calls on one engine must not overlap.
+// The engine as Python holds it. Calls of several threads take turns: each waits for the lock without the GIL, so that
+// the call in progress can take the GIL when it needs it.
 class CoreEngine {
  public:
   CoreEngine(const std::string& dir, const std::string& backend, int threads, int64_t max_context,
@@ -91,14 +96,52 @@ class CoreEngine {
     engine_ = load_engine(options);
   }
 
+  // Holds the engine for one call of one thread. Waits without the GIL.
+  class Turn {
+   public:
+    explicit Turn(const CoreEngine& owner) : owner_(owner) {
+      ++owner_.calls_;
+      py::gil_scoped_release release;
+      owner_.mutex_.lock();
+    }
+    ~Turn() {
+      owner_.mutex_.unlock();
+      --owner_.calls_;
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    Engine* operator->() const { return &owner_.engine(); }
+
+   private:
+    const CoreEngine& owner_;
+  };
+  Turn take() const { return Turn(*this); }
+
   Engine& engine() const {
     if (!engine_) throw InputError("the engine is closed");
     return *engine_;
   }
 
-  void unload() { engine_.reset(); }
+  // Waits for the calls of other threads: at the interpreter's end none may be torn out of C++.
+  void unload() {
+    {
+      const Turn turn(*this);
+      engine_.reset();
+    }
+    py::gil_scoped_release release;
+    for (int waited_ms = 0; calls_ > 0 && waited_ms < 10000; ++waited_ms) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  void truncate(StreamId stream, int64_t position) {
+    const Turn turn(*this);
+    py::gil_scoped_release release;
+    engine().truncate(stream, position);
+  }
 
   py::tuple step(const std::vector<PyRow>& rows) {
+    const Turn turn(*this);
     Step step;
     for (const PyRow& row : rows) {
       step.rows.push_back(row.row);
@@ -116,6 +159,7 @@ class CoreEngine {
       result = engine().step(step);
     }
     last_ = result;
+    note_streams(step);
     return py::make_tuple(
         to_array(result.logits, static_cast<py::ssize_t>(result.row.size()), engine().info().vocab),
         result.row);
@@ -123,6 +167,7 @@ class CoreEngine {
 
   py::object feed(StreamId stream, const std::vector<int32_t>& ids, const std::string& logits,
                   int32_t chunk) {
+    const Turn turn(*this);
     if (logits != "none" && logits != "last" && logits != "all") {
       throw InputError("logits: expected none, last or all, found '" + logits + "'");
     }
@@ -143,6 +188,7 @@ class CoreEngine {
         py::gil_scoped_release release;
         last_ = engine().step(step);
       }
+      note_streams(step);
       if (all)
         std::memcpy(to + static_cast<int64_t>(begin) * vocab, last_.logits,
                     (end - begin) * static_cast<size_t>(vocab) * 4);
@@ -152,6 +198,7 @@ class CoreEngine {
 
   py::tuple score(StreamId stream, const std::vector<int32_t>& ids, const std::vector<int32_t>& targets,
                   int32_t chunk) {
+    const Turn turn(*this);
     if (ids.size() != targets.size()) {
       throw InputError("score: " + std::to_string(ids.size()) + " tokens and " +
                        std::to_string(targets.size()) + " targets");
@@ -174,6 +221,7 @@ class CoreEngine {
       int32_t* const b = best.mutable_data();
       py::gil_scoped_release release;
       last_ = engine().step(step);
+      note_streams(step);
       for (size_t i = begin; i < end; ++i) {
         const TokenScore score =
             score_token(last_.logits + static_cast<int64_t>(i - begin) * vocab, vocab, targets[i]);
@@ -185,11 +233,30 @@ class CoreEngine {
     return py::make_tuple(log_prob, rank, best);
   }
 
-  int32_t sample(const SamplingParams& sampling, uint64_t counter, int32_t row) {
+  // `stream` >= 0: its last row, which must have had logits in the last step.
+  int32_t sample(const SamplingParams& sampling, uint64_t counter, int32_t row, StreamId stream) {
+    const Turn turn(*this);
+    if (stream >= 0) {
+      row = static_cast<int32_t>(last_stream_.size()) - 1;
+      while (row >= 0 && last_stream_[static_cast<size_t>(row)] != stream) --row;
+      if (row < 0) {
+        throw InputError("sample: the engine's last step left no logits of stream " + std::to_string(stream),
+                         "feed the stream before drawing from it");
+      }
+    }
     return engine().sample(row, sampling, counter);
   }
 
+  // feed() and sample() as one call, so that no other thread's step comes between them.
+  int32_t prompt(StreamId stream, const std::vector<int32_t>& ids, const SamplingParams& sampling,
+                 int32_t chunk) {
+    const Turn turn(*this);
+    feed(stream, ids, "last", chunk);
+    return engine().sample(0, sampling, static_cast<uint64_t>(engine().position(stream)));
+  }
+
   int32_t decode(StreamId stream, int32_t token, const SamplingParams& sampling) {
+    const Turn turn(*this);
     Step step;
     Row row;
     row.token = token;
@@ -198,14 +265,17 @@ class CoreEngine {
     step.rows.push_back(row);
     py::gil_scoped_release release;
     last_ = engine().step(step);
+    note_streams(step);
     return engine().sample(0, sampling, static_cast<uint64_t>(engine().position(stream)));
   }
 
   py::array_t<float> last_logits() const {
+    const Turn turn(*this);
     return to_array(last_.logits, static_cast<py::ssize_t>(last_.row.size()), engine().info().vocab);
   }
 
   py::dict record() const {
+    const Turn turn(*this);
     const StepRecord& r = engine().record();
     const auto floats = [](const std::vector<std::vector<float>>& all) {
       py::list list;
@@ -260,6 +330,11 @@ class CoreEngine {
     return step;
   }
 
+  void note_streams(const Step& step) {
+    last_stream_.clear();
+    for (const int32_t row : last_.row) last_stream_.push_back(step.rows[static_cast<size_t>(row)].stream);
+  }
+
   template <typename F>
   void for_chunks(size_t count, bool all, int32_t chunk, F&& f) {
     if (chunk < 0)
@@ -273,8 +348,11 @@ class CoreEngine {
     }
   }
 
+  mutable std::atomic<int> calls_{0};   // that have begun and not returned
+  mutable std::recursive_mutex mutex_;  // a signal handler may call in from the thread that holds it
   std::unique_ptr<Engine> engine_;
   StepResult last_;
+  std::vector<StreamId> last_stream_;  // of each row of last_.logits
 };
 
 void add_row(py::module_& m) {
@@ -337,60 +415,59 @@ void add_engine(py::module_& m) {
            py::arg("fuel_dir"), py::kw_only(), py::arg("backend") = "auto", py::arg("threads") = 0,
            py::arg("max_context") = 0, py::arg("max_rows") = 0, py::arg("max_streams") = 0,
            py::arg("progress") = py::none())
-      .def("info", [](const CoreEngine& e) { return info_dict(e.engine().info()); })
-      .def("open", [](CoreEngine& e) { return e.engine().open(); })
+      .def("info", [](const CoreEngine& e) { return info_dict(e.take()->info()); })
+      .def("open", [](CoreEngine& e) { return e.take()->open(); })
       .def(
-          "close", [](CoreEngine& e, StreamId s) { e.engine().close(s); }, py::arg("stream"))
+          "close", [](CoreEngine& e, StreamId s) { e.take()->close(s); }, py::arg("stream"))
       .def(
-          "position", [](CoreEngine& e, StreamId s) { return e.engine().position(s); }, py::arg("stream"))
+          "position", [](CoreEngine& e, StreamId s) { return e.take()->position(s); }, py::arg("stream"))
       .def(
-          "fork", [](CoreEngine& e, StreamId s) { return e.engine().fork(s); }, py::arg("stream"))
+          "fork", [](CoreEngine& e, StreamId s) { return e.take()->fork(s); }, py::arg("stream"))
       .def("step", &CoreEngine::step, py::arg("rows"))
       .def("feed", &CoreEngine::feed, py::arg("stream"), py::arg("ids"), py::kw_only(),
            py::arg("logits") = "last", py::arg("chunk") = 0)
       .def("score", &CoreEngine::score, py::arg("stream"), py::arg("ids"), py::arg("targets"),
            py::arg("chunk") = 0)
-      .def("sample", &CoreEngine::sample, py::arg("sampling"), py::arg("counter"), py::arg("row") = -1)
+      .def("sample", &CoreEngine::sample, py::arg("sampling"), py::arg("counter"), py::arg("row") = -1,
+           py::arg("stream") = -1)
+      .def("prompt", &CoreEngine::prompt, py::arg("stream"), py::arg("ids"), py::arg("sampling"),
+           py::arg("chunk") = 0)
       .def("decode", &CoreEngine::decode, py::arg("stream"), py::arg("token"), py::arg("sampling"))
       .def("last_logits", &CoreEngine::last_logits)
       .def(
-          "commit", [](CoreEngine& e, StreamId s, int32_t rows) { e.engine().commit(s, rows); },
+          "commit", [](CoreEngine& e, StreamId s, int32_t rows) { e.take()->commit(s, rows); },
           py::arg("stream"), py::arg("rows"))
       .def(
-          "snapshot", [](CoreEngine& e, StreamId s, const std::string& n) { e.engine().snapshot(s, n); },
+          "snapshot", [](CoreEngine& e, StreamId s, const std::string& n) { e.take()->snapshot(s, n); },
           py::arg("stream"), py::arg("name"))
       .def(
-          "restore", [](CoreEngine& e, const std::string& n) { return e.engine().restore(n); },
+          "restore", [](CoreEngine& e, const std::string& n) { return e.take()->restore(n); },
           py::arg("name"))
       .def(
-          "drop_snapshot", [](CoreEngine& e, const std::string& n) { e.engine().drop_snapshot(n); },
+          "drop_snapshot", [](CoreEngine& e, const std::string& n) { e.take()->drop_snapshot(n); },
           py::arg("name"))
-      .def("snapshots", [](CoreEngine& e) { return e.engine().snapshots(); })
+      .def("snapshots", [](CoreEngine& e) { return e.take()->snapshots(); })
       .def(
           "save_snapshot",
-          [](CoreEngine& e, const std::string& n, const std::string& f) { e.engine().save_snapshot(n, f); },
+          [](CoreEngine& e, const std::string& n, const std::string& f) { e.take()->save_snapshot(n, f); },
           py::arg("name"), py::arg("file"))
       .def(
           "load_snapshot",
-          [](CoreEngine& e, const std::string& n, const std::string& f) { e.engine().load_snapshot(n, f); },
+          [](CoreEngine& e, const std::string& n, const std::string& f) { e.take()->load_snapshot(n, f); },
           py::arg("name"), py::arg("file"))
       .def(
-          "truncate",
-          [](CoreEngine& e, StreamId s, int64_t p) {
-            py::gil_scoped_release release;
-            e.engine().truncate(s, p);
-          },
-          py::arg("stream"), py::arg("position"))
+          "truncate", [](CoreEngine& e, StreamId s, int64_t p) { e.truncate(s, p); }, py::arg("stream"),
+          py::arg("position"))
       .def(
           "state",
           [](CoreEngine& e, StreamId s, const std::string& n) {
-            const std::vector<float> v = e.engine().state(s, n);
+            const std::vector<float> v = e.take()->state(s, n);
             return py::array_t<float>(static_cast<py::ssize_t>(v.size()), v.data());
           },
           py::arg("stream"), py::arg("name"))
       .def("stats",
            [](CoreEngine& e) {
-             const EngineStats& s = e.engine().stats();
+             const EngineStats s = e.take()->stats();
              py::dict d;
              d["steps"] = s.steps;
              d["rows"] = s.rows;
@@ -401,24 +478,24 @@ void add_engine(py::module_& m) {
              return d;
            })
       .def(
-          "set_profile", [](CoreEngine& e, bool on) { e.engine().set_profile(on); }, py::arg("on"))
+          "set_profile", [](CoreEngine& e, bool on) { e.take()->set_profile(on); }, py::arg("on"))
       .def("profile",
            [](CoreEngine& e) {
              std::vector<std::tuple<std::string, double, bool>> stages;
-             for (const StageTime& s : e.engine().profile()) stages.emplace_back(s.name, s.ms, s.of_which);
+             for (const StageTime& s : e.take()->profile()) stages.emplace_back(s.name, s.ms, s.of_which);
              return stages;
            })
       .def(
-          "set_diagnostics", [](CoreEngine& e, bool on) { e.engine().set_diagnostics(on); }, py::arg("on"))
+          "set_diagnostics", [](CoreEngine& e, bool on) { e.take()->set_diagnostics(on); }, py::arg("on"))
       .def("diagnostics",
            [](CoreEngine& e) {
              std::vector<std::pair<double, double>> layers;
-             for (const LayerDiagnostics& d : e.engine().diagnostics())
+             for (const LayerDiagnostics& d : e.take()->diagnostics())
                layers.emplace_back(d.stream_mean_rms, d.router_entropy);
              return layers;
            })
       .def(
-          "set_record", [](CoreEngine& e, bool on) { e.engine().set_record(on); }, py::arg("on"))
+          "set_record", [](CoreEngine& e, bool on) { e.take()->set_record(on); }, py::arg("on"))
       .def("record", &CoreEngine::record)
       .def("unload", &CoreEngine::unload);
 }

@@ -14,6 +14,23 @@ std::string number(int64_t value) {
   return std::to_string(value);
 }
 
+// Whether all values are finite: no exponent of all ones. Sixteen at a time, since a vocabulary is long.
+bool all_finite(const float* values, int64_t n) {
+  typedef uint32_t Wide __attribute__((vector_size(64)));
+  constexpr uint32_t kExponent = 0x7f800000u;
+  Wide bad = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    Wide bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    bad |= reinterpret_cast<Wide>((bits & kExponent) == kExponent);
+  }
+  uint32_t any = 0;
+  for (int lane = 0; lane < 16; ++lane) any |= bad[lane];
+  for (; i < n; ++i) any |= !std::isfinite(values[i]);
+  return any == 0;
+}
+
 }  // namespace
 
 Session::Session(std::unique_ptr<Model> model, const SessionLimits& limits)
@@ -171,6 +188,21 @@ void Session::prepare(const Step& step, StepPlan& plan) {
   }
 }
 
+// Weights or activations that are not finite give no tokens, but an error that says where.
+void Session::check_logits(const Step& step, const StepPlan& plan) const {
+  for (size_t i = 0; i < plan.logits_row.size(); ++i) {
+    if (all_finite(logits_ + static_cast<int64_t>(i) * info_.vocab, info_.vocab)) continue;
+    const int32_t row = plan.logits_row[i];
+    size_t s = 0;
+    while (s + 1 < plan.segment.size() && plan.segment[s + 1].first_row <= row) ++s;
+    const int64_t position = plan.segment[s].position + row - plan.segment[s].first_row;
+    throw FuelError("stream " + number(step.rows[static_cast<size_t>(row)].stream) +
+                        ": the logits after token " + number(position) +
+                        " are not finite: the weights hold NaN or infinity, or overflow",
+                    "check the fuel's files against their publisher's checksums");
+  }
+}
+
 StepResult Session::step(const Step& step) {
   StepPlan plan = check(step);
   prepare(step, plan);
@@ -178,7 +210,9 @@ StepResult Session::step(const Step& step) {
   logits_rows_ = 0;
   try {
     logits_ = model_->forward(plan);
+    check_logits(step, plan);
   } catch (...) {
+    logits_ = nullptr;
     for (const Segment& segment : plan.segment)
       stream(step.rows[static_cast<size_t>(segment.first_row)].stream).broken = true;
     throw;

@@ -63,6 +63,7 @@ class Session : public Engine {
   StepPlan check(const Step& step) const;
   void check_row(const Row& row, size_t index, int64_t expected) const;
   void prepare(const Step& step, StepPlan& plan);
+  void check_logits(const Step& step, const StepPlan& plan) const;
   void replay(StreamId id, const StreamState& past, int64_t position);
 
   std::unique_ptr<Model> model_;

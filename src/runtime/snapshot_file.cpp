@@ -1,6 +1,7 @@
 #include "runtime/snapshot_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -93,11 +94,20 @@ std::string header(const std::vector<Piece>& all) {
                     "choose a folder that can be written and has room");
 }
 
+// A rename would put a regular file in the place of a device or a folder.
+void check_target(const std::string& file) {
+  struct stat status{};
+  if (::stat(file.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+  throw DeviceError(file + ": expected a regular file or none, found something else",
+                    "choose the name of a new file");
+}
+
 // A file that is removed again unless it was finished.
 class NewFile {
  public:
   explicit NewFile(const std::string& file)
       : file_(file), temporary_(file + ".tmp-" + std::to_string(getpid())) {
+    check_target(file_);
     out_ = std::fopen(temporary_.c_str(), "wb");
     if (!out_) fail(file_, "cannot be written");
   }
