@@ -1,0 +1,136 @@
+"""The training loop: dense attention first, then sparse selection, quantised experts and the draft layer."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from . import kernels
+from .forward import Forward, Mode
+from .model import SHAPES, Network, text_config
+from .optim import Optimiser
+from .tokens import Batches, test_windows
+
+BIAS_RATE = 1e-3  # step of the router's bias at the peak of the schedule
+
+
+@dataclass(frozen=True)
+class Plan:
+    shape: str = "sparkler"
+    steps: int = 6000
+    rows: int = 256
+    warmup: int = 100
+    cooldown: float = 0.4  # share of the steps, at the end, over which the rate falls to nothing
+    sparse_from: float = 0.35  # shares of the steps at which each phase begins
+    quantised_from: float = 0.65
+    draft_from: float = 0.65
+    seed: int = 1
+
+    def scale(self, step: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        left = (self.steps - step) / (self.steps * self.cooldown)
+        return max(0.02, min(1.0, left))
+
+    def mode(self, step: int) -> Mode:
+        share = step / self.steps
+        return Mode(
+            sparse=share >= self.sparse_from,
+            index_loss=True,
+            quantised=share >= self.quantised_from,
+            draft=share >= self.draft_from,
+        )
+
+
+class Trainer:
+    def __init__(self, plan: Plan, data: Path, run: Path, *, kda: str, compile_parts: bool) -> None:
+        self.plan, self.data, self.run = plan, data, run
+        run.mkdir(parents=True, exist_ok=True)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.manual_seed(plan.seed)
+        torch.set_float32_matmul_precision("high")
+        self.shape = SHAPES[plan.shape]
+        self.net = Network(text_config(self.shape)).to(self.device)
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        attention = kernels.load_fla() if kda == "fla" else None
+        self.forward = Forward(self.net, dtype, attention, compile_parts)
+        # Measuring has other shapes and no gradients: compiling for it would cost more than it saves.
+        self.plain = Forward(self.net, dtype, attention)
+        self.optimiser = Optimiser(self.net)
+        self.batches = Batches(data, self.device, plan.seed)
+        self.step = 0
+
+    def save(self, name: str = "state.pt") -> None:
+        state = {
+            "net": self.net.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step,
+            "generator": self.batches.generator.get_state(), "plan": asdict(self.plan),
+        }  # fmt: skip
+        torch.save(state, self.run / (name + ".part"))
+        (self.run / (name + ".part")).replace(self.run / name)
+
+    def resume(self, name: str = "state.pt") -> bool:
+        path = self.run / name
+        if not path.exists():
+            return False
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.net.load_state_dict(state["net"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step = state["step"]
+        self.batches.generator.set_state(state["generator"].cpu())
+        return True
+
+    def one_step(self, mode: Mode) -> dict[str, torch.Tensor]:
+        tokens = self.batches.draw(self.plan.rows, self.shape.context + (3 if mode.draft else 1))
+        result = self.forward(tokens, mode)
+        total = result.loss + result.index_loss
+        for weight, loss in zip((1.0, 0.5), result.draft_losses, strict=False):
+            total = total + weight * loss
+        self.optimiser.zero_grad()
+        total.backward()
+        scale = self.plan.scale(self.step)
+        self.optimiser.step(scale)
+        self._balance(result.loads, scale)
+        self.step += 1
+        figures = {"loss": result.loss.detach(), "index": result.index_loss.detach()}
+        figures |= {f"draft{i + 1}": loss.detach() for i, loss in enumerate(result.draft_losses)}
+        figures["least"] = torch.stack([load.min() / load.float().mean() for load in result.loads]).min()
+        return figures
+
+    @torch.no_grad()
+    def _balance(self, loads: list[torch.Tensor], scale: float) -> None:
+        """Raises the bias of experts that had less than their share and lowers the others'."""
+        for gate, load in zip(self.net.routers(), loads, strict=False):
+            load = load.float()
+            gate.e_score_correction_bias += BIAS_RATE * max(scale, 0.05) * torch.sign(load.mean() - load)
+
+    @torch.no_grad()
+    def measure(self, mode: Mode, limit: int = 64) -> dict[str, float]:
+        """Nats a token on held-out text, by group."""
+        out = {}
+        for group in self.batches.streams:
+            windows = test_windows(self.data, group, self.shape.context + 1, limit).to(self.device)
+            if len(windows):
+                out[group] = self.plain(windows, mode).loss.item()
+        return out
+
+    def train(self, stop_after: float, until: int | None = None) -> None:
+        """Runs to the plan's end, or until the time or the step given; saves a checkpoint either way."""
+        begin = last = time.monotonic()
+        until = min(until or self.plan.steps, self.plan.steps)
+        seen = self.step
+        while self.step < until and time.monotonic() - begin < stop_after:
+            mode = self.plan.mode(self.step)
+            figures = self.one_step(mode)
+            if self.step % 50 == 0 or self.step in (1, 2, 10, until):
+                values = {k: round(v.item(), 4) for k, v in figures.items()}
+                now = time.monotonic()
+                speed = (self.step - seen) * self.plan.rows * self.shape.context / (now - last)
+                seen, last = self.step, now
+                line = {"step": self.step, "seconds": round(now - begin, 1), "tokens_per_s": round(speed), **values}
+                print(json.dumps(line), flush=True)
+            if self.step % 500 == 0:
+                held = self.measure(Mode(sparse=mode.sparse, quantised=mode.quantised))
+                print(json.dumps({"step": self.step, "held_out": {k: round(v, 4) for k, v in held.items()}}), flush=True)
+        self.save()

@@ -1,0 +1,100 @@
+"""The tokenizer, and token streams for training and measuring."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from .corpus import GROUPS, read_documents
+
+END, USER, ASSISTANT = "<|endoftext|>", "<|user|>", "<|assistant|>"
+SPECIAL = [END, USER, ASSISTANT, "<|system|>", "<think>", "</think>"]
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Shares of a training batch; what a group repeats is its size against its share.
+SHARES = {"code": 0.50, "docs": 0.28, "prose": 0.10, "facts": 0.06, "functions": 0.06}
+
+
+def train_tokenizer(documents: Iterator[str], vocab: int) -> Tokenizer:
+    """A byte-level BPE: any text round-trips, and text without special tokens never produces one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+def sample(folder: Path, characters: int) -> Iterator[str]:
+    """Training documents for the tokenizer, by the groups' shares."""
+    for group in GROUPS:
+        budget = characters * SHARES[group]
+        documents = read_documents(folder, "train", group)
+        stride = max(1, int(sum(map(len, documents)) / max(1.0, budget)))
+        for document in documents[::stride]:
+            yield document.replace(USER, "").replace(ASSISTANT, "")
+
+
+def encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
+    """One stream of ids, an end-of-text token after every document."""
+    end = tokenizer.token_to_id(END)
+    parts = []
+    for i in range(0, len(documents), 2000):
+        for coded in tokenizer.encode_batch_fast(documents[i : i + 2000], add_special_tokens=False):
+            parts.append(np.asarray([*coded.ids, end], dtype=np.uint16))
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint16)
+
+
+def write_streams(folder: Path, tokenizer: Tokenizer, out: Path) -> dict[str, dict[str, int]]:
+    """`{train,test}-GROUP.npy` and `counts.json` (tokens and UTF-8 bytes)."""
+    out.mkdir(parents=True, exist_ok=True)
+    counts: dict[str, dict[str, int]] = {}
+    for split in ("train", "test"):
+        for group in GROUPS:
+            documents = read_documents(folder, split, group)
+            stream = encode(tokenizer, documents)
+            np.save(out / f"{split}-{group}.npy", stream)
+            counts[f"{split}-{group}"] = {"tokens": len(stream), "bytes": sum(len(d.encode()) for d in documents), "documents": len(documents)}
+    (out / "counts.json").write_text(json.dumps(counts, indent=1) + "\n")
+    return counts
+
+
+class Batches:
+    """Random windows of the groups' streams. Half of them start at a document, as prompts do."""
+
+    def __init__(self, folder: Path, device: torch.device, seed: int, end: int = 0) -> None:
+        self.streams = {g: torch.from_numpy(np.load(folder / f"train-{g}.npy").astype(np.int16)).to(device) for g in GROUPS}
+        self.starts = {g: torch.cat((torch.zeros(1, dtype=torch.int64, device=device), (s == end).nonzero().flatten() + 1)) for g, s in self.streams.items()}
+        self.device = device
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(self, rows: int, length: int) -> torch.Tensor:
+        """[rows, length] token ids, int64."""
+        wanted = {g: round(rows * share) for g, share in SHARES.items()}
+        wanted["code"] += rows - sum(wanted.values())
+        parts = []
+        for group, count in wanted.items():
+            if count == 0:
+                continue
+            stream, starts = self.streams[group], self.starts[group]
+            at = torch.randint(len(stream) - length, (count,), generator=self.generator, device=self.device)
+            begin = starts[torch.searchsorted(starts, at, right=True) - 1]
+            snap = (torch.rand(count, generator=self.generator, device=self.device) < 0.5) & (at - begin < length)
+            at = torch.where(snap, begin, at)
+            parts.append(stream[at.unsqueeze(1) + torch.arange(length, device=self.device)])
+        return torch.cat(parts).long()
+
+
+def test_windows(folder: Path, group: str, length: int, limit: int | None = None) -> torch.Tensor:
+    """Successive windows of a group's held-out stream, [n, length]; each shares its last token with the next one's first."""
+    stream = np.load(folder / f"test-{group}.npy").astype(np.int64)
+    count = (len(stream) - 1) // (length - 1)
+    if limit is not None:
+        count = min(count, limit)
+    return torch.from_numpy(np.stack([stream[i * (length - 1) : i * (length - 1) + length] for i in range(count)]))
