@@ -5,6 +5,7 @@
     train_fuel.py tokens --corpus CORPUS --out DATA
     train_fuel.py train --data DATA --run RUN --steps N          (a GPU; resumes RUN; --stop-after ends early)
     train_fuel.py weights --run RUN --out WEIGHTS
+    train_fuel.py polish --weights WEIGHTS --data DATA --run RUN2  (a CPU will do; then `weights` again)
     train_fuel.py fuel --weights WEIGHTS --data DATA --out FUEL
     train_fuel.py report --weights WEIGHTS --fuel FUEL --data DATA --corpus CORPUS
     train_fuel.py golden --fuel FUEL --out FILE
@@ -52,6 +53,13 @@ def train(args: argparse.Namespace) -> None:
     resumed = trainer.resume()
     print(json.dumps({"resumed": resumed, "step": trainer.step, "device": str(trainer.device)}), flush=True)
     trainer.train(args.stop_after, args.until)
+
+
+def polish(args: argparse.Namespace) -> None:
+    from train import loop
+
+    loop.polish(args.weights, args.data, args.run, shape=args.shape, steps=args.steps, rows=args.rows, length=args.length,
+                rate=args.rate, seed=args.seed)  # fmt: skip
 
 
 def weights(args: argparse.Namespace) -> None:
@@ -137,6 +145,15 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--until", type=int, default=None, help="step at which to save and stop")
     sub.add_argument("--kda", choices=("plain", "fla"), default="plain")
     sub.add_argument("--compile", action="store_true")
+
+    sub = command(polish)
+    for name in ("weights", "data", "run"):
+        sub.add_argument(f"--{name}", type=Path, required=True)
+    sub.add_argument("--steps", type=int, default=150)
+    sub.add_argument("--rows", type=int, default=16)
+    sub.add_argument("--length", type=int, default=128)
+    sub.add_argument("--rate", type=float, default=1e-4)
+    sub.add_argument("--seed", type=int, default=2)
 
     sub = command(weights)
     sub.add_argument("--run", type=Path, required=True)

@@ -9,6 +9,7 @@ import torch
 
 from . import kernels
 from .forward import Forward, Mode
+from .fuel import load_weights, quantise_experts
 from .model import SHAPES, Network, text_config
 from .optim import Optimiser
 from .tokens import Batches, test_windows
@@ -134,3 +135,32 @@ class Trainer:
                 held = self.measure(Mode(sparse=mode.sparse, quantised=mode.quantised))
                 print(json.dumps({"step": self.step, "held_out": {k: round(v, 4) for k, v in held.items()}}), flush=True)
         self.save()
+
+
+def polish(weights: Path, data: Path, run: Path, *, shape: str, steps: int, rows: int, length: int, rate: float, seed: int) -> None:
+    """A short last stage, small enough for a CPU: the dense weights alone, with the experts as they will be stored and the
+    draft layer untouched, by plain AdamW at a falling rate. Writes `state.pt` to `run`."""
+    run.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    net = load_weights(weights, shape)
+    kept = {k: v.clone() for k, v in net.state_dict().items() if ".experts." in k}
+    quantise_experts(net).to(device).train()
+    for name, p in net.named_parameters():
+        p.requires_grad_(".experts." not in name and not name.startswith("draft."))
+    forward = Forward(net, torch.float32)
+    batches = Batches(data, device, seed, split=0.25)
+    optimiser = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    begin = time.monotonic()
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / 10) * (1 - step / steps)
+        result = forward(batches.draw(rows, length + 1), Mode(index_loss=True))
+        optimiser.zero_grad()
+        (result.loss + 0.1 * result.index_loss).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimiser.step()
+        if step % 10 == 9:
+            line = {"polish": step + 1, "seconds": round(time.monotonic() - begin, 1), "loss": round(result.loss.item(), 4)}
+            print(json.dumps(line), flush=True)
+            torch.save({"net": net.state_dict() | kept}, run / "state.pt")
+    torch.save({"net": net.state_dict() | kept}, run / "state.pt")

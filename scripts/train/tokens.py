@@ -65,10 +65,29 @@ def write_streams(folder: Path, tokenizer: Tokenizer, out: Path) -> dict[str, di
     return counts
 
 
-class Batches:
-    """Random windows of the groups' streams. Half of them start at a document, as prompts do."""
+def line_ends(tokenizer: Tokenizer) -> torch.Tensor:
+    """[vocab, 2]: for a token that ends in line ends, the tokens of what comes before and of the line ends; else zeros."""
+    table = torch.zeros(tokenizer.get_vocab_size(), 2, dtype=torch.int64)
+    for i in range(len(table)):
+        text = tokenizer.decode([i], skip_special_tokens=True)
+        before = text.rstrip("\r\n")
+        if before and before.strip() and before != text and "\ufffd" not in text:
+            parts = [tokenizer.encode(part, add_special_tokens=False).ids for part in (before, text[len(before) :])]
+            if all(len(ids) == 1 for ids in parts):
+                table[i] = torch.tensor([parts[0][0], parts[1][0]])
+    return table
 
-    def __init__(self, folder: Path, device: torch.device, seed: int, end: int = 0) -> None:
+
+class Batches:
+    """Random windows of the groups' streams. Half of them start at a document, as prompts do.
+
+    The tokenizer joins punctuation to the line end after it, but a prompt may stop between the two. So a share of such
+    tokens is split, or the model would hold that a line never ends there.
+    """
+
+    def __init__(self, folder: Path, device: torch.device, seed: int, end: int = 0, split: float = 0.1) -> None:
+        self.split = split
+        self.ends = line_ends(Tokenizer.from_file(str(folder / "tokenizer.json"))).to(device)
         self.streams = {g: torch.from_numpy(np.load(folder / f"train-{g}.npy").astype(np.int16)).to(device) for g in GROUPS}
         self.starts = {g: torch.cat((torch.zeros(1, dtype=torch.int64, device=device), (s == end).nonzero().flatten() + 1)) for g, s in self.streams.items()}
         self.device = device
@@ -88,7 +107,18 @@ class Batches:
             snap = (torch.rand(count, generator=self.generator, device=self.device) < 0.5) & (at - begin < length)
             at = torch.where(snap, begin, at)
             parts.append(stream[at.unsqueeze(1) + torch.arange(length, device=self.device)])
-        return torch.cat(parts).long()
+        return self._split_line_ends(torch.cat(parts).long())
+
+    def _split_line_ends(self, ids: torch.Tensor) -> torch.Tensor:
+        """The same shape; rows lose at their end what splitting adds."""
+        pair = self.ends[ids]
+        chance = torch.rand(ids.shape, generator=self.generator, device=self.device) < self.split
+        cut = (pair[..., 0] > 0) & chance
+        at = torch.cumsum(cut.long() + 1, 1) - cut.long() - 1  # where each token, or its first part, goes
+        out = torch.zeros(ids.shape[0], 2 * ids.shape[1], dtype=torch.int64, device=self.device)
+        out.scatter_(1, torch.where(cut, at + 1, at), torch.where(cut, pair[..., 1], ids))
+        out.scatter_(1, at, torch.where(cut, pair[..., 0], ids))
+        return out[:, : ids.shape[1]]
 
 
 def test_windows(folder: Path, group: str, length: int, limit: int | None = None) -> torch.Tensor:
