@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the small fuel that ships, from packages to README: corpus, tokenizer, training, quantisation, measurement.
+"""Makes the small fuel that ships, from packages to README: corpus, tokenizer, training, quantisation,
+measurement.
 
     train_fuel.py corpus --debs DEBS --packages WHEELS --npm NPM --out CORPUS
     train_fuel.py tokens --corpus CORPUS --out DATA
@@ -10,13 +11,15 @@
     train_fuel.py report --weights WEIGHTS --fuel FUEL --data DATA --corpus CORPUS
     train_fuel.py golden --fuel FUEL --out FILE
 
-The packages are downloaded beforehand with the ordinary clients; `train/corpus.py` lists what is read from each.
+The packages are downloaded beforehand with the ordinary clients; `train/corpus.py` lists what is read from
+each.
 """
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -39,7 +42,9 @@ def tokens(args: argparse.Namespace) -> None:
     from train import tokens as streams
     from train.model import SHAPES
 
-    tokenizer = streams.train_tokenizer(streams.sample(args.corpus, args.characters), SHAPES[args.shape].vocab)
+    tokenizer = streams.train_tokenizer(
+        streams.sample(args.corpus, args.characters), SHAPES[args.shape].vocab
+    )
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
     print(json.dumps(streams.write_streams(args.corpus, tokenizer, args.out), indent=1))
@@ -58,12 +63,22 @@ def train(args: argparse.Namespace) -> None:
 def polish(args: argparse.Namespace) -> None:
     from train import loop
 
-    loop.polish(args.weights, args.data, args.run, shape=args.shape, steps=args.steps, rows=args.rows, length=args.length,
-                rate=args.rate, seed=args.seed)  # fmt: skip
+    loop.polish(
+        args.weights,
+        args.data,
+        args.run,
+        shape=args.shape,
+        steps=args.steps,
+        rows=args.rows,
+        length=args.length,
+        rate=args.rate,
+        seed=args.seed,
+    )
 
 
 def weights(args: argparse.Namespace) -> None:
     import torch
+
     from train.fuel import rounded, save_weights
     from train.model import SHAPES, Network, text_config
 
@@ -74,6 +89,7 @@ def weights(args: argparse.Namespace) -> None:
 
 def fuel(args: argparse.Namespace) -> None:
     from tokenizers import Tokenizer
+
     from train.fuel import write_fuel
 
     tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
@@ -82,6 +98,7 @@ def fuel(args: argparse.Namespace) -> None:
 
 def report(args: argparse.Namespace) -> None:
     from tokenizers import Tokenizer
+
     from train import report as measures
     from train.fuel import load_weights, read_fuel
 
@@ -97,21 +114,26 @@ def report(args: argparse.Namespace) -> None:
 def readme(args: argparse.Namespace) -> None:
     from train.readme import write_readme
 
-    write_readme(json.loads(args.figures.read_text()), json.loads(args.training.read_text()), args.fuel, args.shape)
+    write_readme(
+        json.loads(args.figures.read_text()), json.loads(args.training.read_text()), args.fuel, args.shape
+    )
 
 
 def golden(args: argparse.Namespace) -> None:
     from tokenizers import Tokenizer
+
     from train.golden import write_golden
 
     write_golden(args.fuel, Tokenizer.from_file(str(args.fuel / "tokenizer.json")), args.shape, args.out)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(function) -> argparse.ArgumentParser:
+    def command(function: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
         sub = commands.add_parser(function.__name__)
         sub.set_defaults(function=function)
         sub.add_argument("--shape", default="sparkler", help="sparkler, or tiny to try everything out")
@@ -119,8 +141,16 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(corpus)
     for name in ("debs", "npm", "packages"):
-        sub.add_argument(f"--{name}", type=Path, action="append", default=[], help="a folder of downloaded packages; may be repeated")
-    sub.add_argument("--package-megabytes", type=float, default=7.0, help="text taken from one package at most")
+        sub.add_argument(
+            f"--{name}",
+            type=Path,
+            action="append",
+            default=[],
+            help="a folder of downloaded packages; may be repeated",
+        )
+    sub.add_argument(
+        "--package-megabytes", type=float, default=7.0, help="text taken from one package at most"
+    )
     sub.add_argument("--facts", type=int, default=60_000, help="documents of generated facts")
     sub.add_argument("--functions", type=int, default=40_000, help="documents of generated functions")
     sub.add_argument("--seed", type=int, default=1)
@@ -128,7 +158,9 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(tokens)
     sub.add_argument("--corpus", type=Path, required=True)
-    sub.add_argument("--characters", type=int, default=40_000_000, help="text that the tokenizer is trained on")
+    sub.add_argument(
+        "--characters", type=int, default=40_000_000, help="text that the tokenizer is trained on"
+    )
     sub.add_argument("--out", type=Path, required=True)
 
     sub = command(train)
@@ -139,7 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--warmup", type=int, default=100)
     sub.add_argument("--cooldown", type=float, default=0.4, help="share of the steps with a falling rate")
     for name, default in (("sparse", 0.35), ("quantised", 0.65), ("draft", 0.65)):
-        sub.add_argument(f"--{name}-from", type=float, default=default, help="share of the steps at which this begins")
+        sub.add_argument(
+            f"--{name}-from", type=float, default=default, help="share of the steps at which this begins"
+        )
     sub.add_argument("--seed", type=int, default=1)
     sub.add_argument("--stop-after", type=float, default=1e9, help="seconds after which to save and stop")
     sub.add_argument("--until", type=int, default=None, help="step at which to save and stop")

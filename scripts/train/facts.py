@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- tables and templates
 """Sentences generated from tables of facts, and the same facts as questions and answers.
 
 A small model learns a fact only if it meets it often and in many wordings, so every table has many templates and every
@@ -281,7 +282,10 @@ COUNTRY_QUESTIONS = [
     ("Tell me the capital of {c}.", ["The capital of {c} is {k}."]),
     ("Where is {c}?", ["{C} is a country in {n}.", "{C} lies in {n}."]),
     ("On which continent is {c}?", ["{C} is in {n}."]),
-    ("What language do people speak in {c}?", ["People in {c} speak {l}.", "The main language of {c} is {l}."]),
+    (
+        "What language do people speak in {c}?",
+        ["People in {c} speak {l}.", "The main language of {c} is {l}."],
+    ),
     ("What is the currency of {c}?", ["The currency of {c} is the {m}."]),
     ("Which country has the capital {k}?", ["{k} is the capital of {c}.", "{C}."]),
 ]
@@ -294,7 +298,16 @@ def _country_fields() -> list[dict[str, str]]:
     for line in COUNTRIES.strip().splitlines():
         c, k, n, lang, money = line.split("|")
         rows.append(
-            {"c": c, "C": c[0].upper() + c[1:], "c0": c.removeprefix("the "), "k": k, "K": k, "n": n, "l": lang, "m": money}
+            {
+                "c": c,
+                "C": c[0].upper() + c[1:],
+                "c0": c.removeprefix("the "),
+                "k": k,
+                "K": k,
+                "n": n,
+                "l": lang,
+                "m": money,
+            }
         )
     return rows
 
@@ -309,7 +322,7 @@ def _elements() -> list[tuple[str, str, int]]:
 
 
 def _country_paragraph(rng: random.Random, row: dict[str, str]) -> str:
-    kinds = ["capital"] + rng.sample(["continent", "language", "currency", "visit"], rng.randint(0, 4))
+    kinds = ["capital", *rng.sample(["continent", "language", "currency", "visit"], rng.randint(0, 4))]
     if rng.random() < 0.3:
         rng.shuffle(kinds)
     return " ".join(rng.choice(COUNTRY_TEMPLATES[kind]).format(**row) for kind in kinds)
@@ -317,7 +330,9 @@ def _country_paragraph(rng: random.Random, row: dict[str, str]) -> str:
 
 def _country_profile(row: dict[str, str]) -> str:
     """The same four sentences for every country, so that a greedy continuation of the first finds the others."""
-    return "The capital of {c} is {k}. {C} is a country in {n}. People in {c} speak {l}. The currency of {c} is the {m}.".format(**row)
+    return "The capital of {c} is {k}. {C} is a country in {n}. People in {c} speak {l}. The currency of {c} is the {m}.".format(
+        **row
+    )
 
 
 def _element_sentence(rng: random.Random, item: tuple[str, str, int]) -> str:
@@ -373,5 +388,7 @@ def fact_documents(seed: int, count: int) -> Iterator[str]:
             turns = []
             for row in rng.sample(countries, rng.randint(1, 3)):
                 question, answers = rng.choice(COUNTRY_QUESTIONS)
-                turns.append(f"{USER}\n{question.format(**row)}{ASSISTANT}\n{rng.choice(answers).format(**row)}")
+                turns.append(
+                    f"{USER}\n{question.format(**row)}{ASSISTANT}\n{rng.choice(answers).format(**row)}"
+                )
             yield "".join(turns)

@@ -1,8 +1,10 @@
-"""The forward pass for training and measuring: the arithmetic of transformers' glm5_next, arranged for large batches.
+# ruff: noqa: ANN202, N812 -- weights go in as tensors, tuples of tensors come out; F is what everybody calls it
+"""The forward pass for training and measuring: the arithmetic of transformers' glm5_next, arranged for large
+batches.
 
-transformers' own forward loops over experts, computes the indexer without gradients and spends most of its time in small
-kernels. This one takes the weights from its modules and computes the same function (tests compare the two); it adds the
-losses that train the indexer, and the draft layer.
+transformers' own forward loops over experts, computes the indexer without gradients and spends most of its
+time in small kernels. This one takes the weights from its modules and computes the same function (tests
+compare the two); it adds the losses that train the indexer, and the draft layer.
 """
 
 from collections.abc import Callable
@@ -15,6 +17,32 @@ from torch import nn
 from . import kernels
 from .model import Network
 from .nvfp4 import fake_quantised
+from .parts import (
+    best_pools,
+    Combine,
+    Dispatch,
+    cross_entropy,
+    dense_mlp,
+    glu,
+    grouped,
+    hc_mix,
+    hc_read,
+    hc_write,
+    index_divergence,
+    index_keys,
+    index_queries,
+    index_scores,
+    kda_inputs,
+    kda_output,
+    linear,
+    mla_inputs,
+    pool_keys,
+    pool_mass,
+    rms,
+    route,
+    selected_tokens,
+    visible_pools,
+)
 
 Tensor = torch.Tensor
 
@@ -44,201 +72,33 @@ class Result:
     held: list[dict[str, Tensor]] = field(default_factory=list)  # attention mass by MLA layer
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight.to(x.dtype))
-
-
-def rms(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    x = x.float()
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight).to(dtype)
-
-
-def hc_mix(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, eps: float, dtype: torch.dtype):
-    """-> pre [.., 4], post [.., 4] and the logits of comb [.., 4, 4]."""
-    flat = streams.flatten(-2)
-    size = torch.rsqrt(flat.float().square().mean(-1, keepdim=True) + eps)
-    mix = F.linear(flat.to(dtype), fn.to(dtype)).float() * size
-    pre = torch.sigmoid(mix[..., :4] * scale[0] + base[:4]) + 1e-6
-    post = 2 * torch.sigmoid(mix[..., 4:8] * scale[1] + base[4:8])
-    return pre, post, (mix[..., 8:] * scale[2] + base[8:]).unflatten(-1, (4, 4))
-
-
-def hc_read(streams: Tensor, pre: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    return rms((pre.unsqueeze(-1) * streams.float()).sum(-2), weight, eps, dtype)
-
-
-def hc_write(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-    mixed = post.unsqueeze(-1) * y.unsqueeze(-2).float()
-    for m in range(4):
-        mixed = mixed + comb[..., m, :].unsqueeze(-1) * streams[..., m, :].unsqueeze(-2).float()
-    return mixed.to(streams.dtype)
-
-
-def kda_inputs(x: Tensor, wq, wk, wv, conv, fa, fb, a_log, dt_bias, wb, ga, gb, heads: int):
-    mixed = linear(x, torch.cat((wq, wk, wv)))
-    taps = conv.squeeze(1).to(torch.float32)
-    padded = F.pad(mixed.float(), (0, 0, taps.shape[1] - 1, 0))
-    length = x.shape[1]
-    mixed = sum(padded[:, j : j + length] * taps[:, j] for j in range(taps.shape[1]))
-    q, k, v = (t.unflatten(-1, (heads, -1)) for t in F.silu(mixed).to(x.dtype).chunk(3, -1))
-    forget = (linear(linear(x, fa), fb).float() + dt_bias).unflatten(-1, (heads, -1))
-    g = -5.0 * torch.sigmoid(a_log.exp().unsqueeze(-1) * forget)
-    beta = torch.sigmoid(linear(x, wb).float())
-    gate = linear(linear(x, ga), gb).unflatten(-1, (heads, -1))
-    return q, k, v, g, beta, gate
-
-
-def kda_output(o: Tensor, gate: Tensor, norm: Tensor, wo: Tensor, eps: float) -> Tensor:
-    o = rms(o, norm, eps, torch.float32) * torch.sigmoid(gate.float())
-    return linear(o.flatten(-2).to(gate.dtype), wo)
-
-
-def index_keys(x: Tensor, wk, norm_w, norm_b, gate_w) -> tuple[Tensor, Tensor]:
-    """The indexer's key and pooling gate of each token [B, S, d], in float32."""
-    k = F.layer_norm(linear(x, wk).float(), wk.shape[:1], norm_w, norm_b, 1e-6)
-    return k, linear(x, gate_w).float()
-
-
-def pool_keys(k: Tensor, gate: Tensor, ape: Tensor) -> Tensor:
-    """Keys and gates [..., pool, d] -> [..., d]."""
-    return (torch.softmax(gate + ape, dim=-2) * k).sum(-2)
-
-
-def index_queries(x: Tensor, q_resid: Tensor, wq, w_heads, heads: int) -> tuple[Tensor, Tensor]:
-    return linear(q_resid, wq).unflatten(-1, (heads, -1)), linear(x, w_heads).float() * heads**-0.5
-
-
-def index_scores(x: Tensor, q_resid: Tensor, wq, wk, norm_w, norm_b, ape, gate_w, w_heads, heads: int):
-    """Scores of all complete pools [B, S, P], in float32."""
-    pools = x.shape[1] // ape.shape[0]
-    q, weight = index_queries(x, q_resid, wq, w_heads, heads)
-    k, gate = (t[:, : pools * ape.shape[0]].unflatten(1, (pools, -1)) for t in index_keys(x, wk, norm_w, norm_b, gate_w))
-    pooled = pool_keys(k, gate, ape).to(x.dtype)
-    score = torch.relu(torch.einsum("bshd,bpd->bhsp", q, pooled).float() * pooled.shape[-1] ** -0.5)
-    return torch.einsum("bsh,bhsp->bsp", weight, score)
-
-
-def visible_pools(length: int, pool: int, device: torch.device) -> Tensor:
-    """[S, P]: the pool's last token is at or before the query."""
-    ends = torch.arange(length // pool, device=device) * pool + pool - 1
-    return ends <= torch.arange(length, device=device).unsqueeze(1)
-
-
-def _best(scores: Tensor, visible: Tensor, count: int, stable: bool) -> Tensor:
-    """The `count` best visible pools of each row, as a mask like scores."""
-    scores = scores.masked_fill(~visible, torch.finfo(torch.float32).min)
-    count = min(count, scores.shape[-1])
-    if stable:
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    else:
-        best = scores.topk(count, -1).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True) & visible
-
-
-def selected_tokens(scores: Tensor, visible: Tensor, length: int, topk: int, pool: int, stable: bool) -> tuple[Tensor, Tensor]:
-    """-> tokens to attend to [B, S, S], pools chosen [B, S, P]."""
-    chosen = _best(scores, visible, topk // pool, stable)
-    tokens = F.pad(chosen.repeat_interleave(pool, -1), (0, length - chosen.shape[-1] * pool))
-    at = torch.arange(length, device=scores.device)
-    tail = (at >= ((at + 1) // pool * pool).unsqueeze(1)) & (at <= at.unsqueeze(1))
-    return tokens | tail, chosen
-
-
-def pool_mass(q: Tensor, k: Tensor, scale: float, pool: int) -> Tensor:
-    """Dense causal attention, summed over heads (mean) and over the tokens of each complete pool: [B, S, P]."""
-    length = q.shape[2]
-    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-    weight = torch.softmax((q @ k.transpose(-1, -2)).float().masked_fill(~causal, float("-inf")) * scale, -1).mean(1)
-    pools = length // pool
-    return weight[..., : pools * pool].unflatten(-1, (pools, pool)).sum(-1)
-
-
-def index_divergence(scores: Tensor, mass: Tensor, visible: Tensor) -> Tensor:
-    """KL of the indexer's distribution over visible pools from the attention mass, mean over the rows that see a pool."""
-    target = mass * visible
-    target = target / target.sum(-1, keepdim=True).clamp_min(1e-9)
-    log_p = torch.log_softmax(scores.masked_fill(~visible, -1e9), -1)
-    terms = target * (torch.log(target.clamp_min(1e-9)) - log_p)
-    rows = visible.any(-1)
-    return (terms.sum(-1) * rows).sum() / (rows.sum() * scores.shape[0])
-
-
-def mla_inputs(x: Tensor, qa, qn, qb, ka, kn, kb, heads: int, nope: int, eps: float):
-    q_resid = rms(linear(x, qa), qn, eps, x.dtype)
-    q = linear(q_resid, qb).unflatten(-1, (heads, -1)).transpose(1, 2)
-    kv = linear(rms(linear(x, ka), kn, eps, x.dtype), kb).unflatten(-1, (heads, -1)).transpose(1, 2)
-    return q_resid, q, kv[..., :nope], kv[..., nope:]
-
-
-def glu(x: Tensor, limit: float) -> Tensor:
-    gate, up = x.chunk(2, -1)
-    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
-
-
-def dense_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, limit: float) -> Tensor:
-    return linear(glu(linear(x, torch.cat((gate, up))), limit), down)
-
-
-def route(x: Tensor, weight: Tensor, bias: Tensor, k: int, factor: float, stable: bool):
-    scores = torch.sigmoid(F.linear(x.float(), weight))
-    biased = scores.detach() + bias
-    ids = biased.sort(dim=-1, descending=True, stable=True).indices[..., :k] if stable else biased.topk(k, -1).indices
-    picked = scores.gather(-1, ids)
-    return scores, ids, picked / (picked.sum(-1, keepdim=True) + 1e-20) * factor
-
-
-class _Dispatch(torch.autograd.Function):
-    """Rows of x in expert order. Each row occurs k times, so its gradient is a sum over the inverse permutation."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, order: Tensor, inverse: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(inverse)
-        ctx.k = k
-        return x[order // k]
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        (inverse,) = ctx.saved_tensors
-        return grad[inverse].unflatten(0, (-1, ctx.k)).sum(1), None, None, None
-
-
-class _Combine(torch.autograd.Function):
-    """Expert outputs back in token order [T, k, H]."""
-
-    @staticmethod
-    def forward(ctx, y: Tensor, order: Tensor, inverse: Tensor, k: int) -> Tensor:
-        ctx.save_for_backward(order)
-        return y[inverse].unflatten(0, (-1, k))
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        (order,) = ctx.saved_tensors
-        return grad.flatten(0, 1)[order], None, None, None
-
-
-def grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """x [N, in] in expert order times weight [E, out, in] of each row's expert."""
-    if x.is_cuda:
-        return torch._grouped_mm(x, weight.to(x.dtype).transpose(-1, -2), offs=ends)
-    starts = [0, *ends.tolist()]
-    return torch.cat([F.linear(x[a:b], w) for a, b, w in zip(starts[:-1], starts[1:], weight, strict=True)])
-
-
-def cross_entropy(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(linear(hidden, head).float(), labels, reduction="none")
-
-
 class Forward:
     """Runs a Network. `compile_parts` fuses the pieces between matrix products (GPU)."""
 
-    def __init__(self, net: Network, dtype: torch.dtype, kda: Callable | None = None, compile_parts: bool = False) -> None:
+    def __init__(
+        self, net: Network, dtype: torch.dtype, kda: Callable | None = None, compile_parts: bool = False
+    ) -> None:
         self.net, self.config, self.dtype = net, net.config, dtype
         self.kda = kda or kernels.kda_plain
         self.fn = {
             f.__name__: torch.compile(f, dynamic=False) if compile_parts else f
-            for f in (hc_mix, hc_read, hc_write, kda_inputs, kda_output, index_scores, pool_mass, index_divergence, mla_inputs,
-                      dense_mlp, glu, cross_entropy, fake_quantised, route)
-        }  # fmt: skip
+            for f in (
+                hc_mix,
+                hc_read,
+                hc_write,
+                kda_inputs,
+                kda_output,
+                index_scores,
+                pool_mass,
+                index_divergence,
+                mla_inputs,
+                dense_mlp,
+                glu,
+                cross_entropy,
+                fake_quantised,
+                route,
+            )
+        }
 
     def __call__(self, tokens: Tensor, mode: Mode) -> Result:
         """tokens [B, S + 1], or [B, S + 3] with drafts."""
@@ -246,10 +106,22 @@ class Forward:
         ids, labels = tokens[:, :length], tokens[:, 1 : length + 1]
         result = Result(None, None, None, torch.zeros((), device=tokens.device))  # type: ignore[arg-type]
         net, eps = self.net, self.config.rms_norm_eps
-        streams = F.embedding(ids, net.trunk.embed_tokens.weight).unsqueeze(2).expand(-1, -1, 4, -1).contiguous()
+        streams = (
+            F.embedding(ids, net.trunk.embed_tokens.weight).unsqueeze(2).expand(-1, -1, 4, -1).contiguous()
+        )
         for layer in net.trunk.layers:
-            streams = self._block(streams, layer.attn_hc, layer.input_layernorm, lambda x, a=layer.self_attn: self._attention(x, a, mode, result))
-            streams = self._block(streams, layer.ffn_hc, layer.post_attention_layernorm, lambda x, m=layer.mlp: self._ffn(x, m, mode, result))
+            streams = self._block(
+                streams,
+                layer.attn_hc,
+                layer.input_layernorm,
+                lambda x, a=layer.self_attn: self._attention(x, a, mode, result),
+            )
+            streams = self._block(
+                streams,
+                layer.ffn_hc,
+                layer.post_attention_layernorm,
+                lambda x, m=layer.mlp: self._ffn(x, m, mode, result),
+            )
         hidden = rms(streams.float().mean(2), net.trunk.norm.weight, eps, self.dtype)
         nll = self.fn["cross_entropy"](hidden.flatten(0, 1), net.lm_head.weight, labels.flatten())
         result.nll, result.loss, result.hidden = nll.view(labels.shape), nll.mean(), hidden
@@ -260,7 +132,9 @@ class Forward:
     def logits(self, hidden: Tensor) -> Tensor:
         return linear(hidden, self.net.lm_head.weight).float()
 
-    def _block(self, streams: Tensor, hc: nn.Module, norm: nn.Module, inner: Callable[[Tensor], Tensor]) -> Tensor:
+    def _block(
+        self, streams: Tensor, hc: nn.Module, norm: nn.Module, inner: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         eps = self.config.rms_norm_eps
         pre, post, logits = self.fn["hc_mix"](streams, hc.fn, hc.base, hc.scale, eps, self.dtype)
         comb = kernels.sinkhorn(logits, self.config.hc_sinkhorn_iters, self.config.hc_eps)
@@ -271,8 +145,20 @@ class Forward:
         if hasattr(a, "conv1d"):
             f = a.forget_gate
             q, k, v, g, beta, gate = self.fn["kda_inputs"](
-                x, a.q_proj.weight, a.k_proj.weight, a.v_proj.weight, a.conv1d.weight, f.f_a_proj.weight, f.f_b_proj.weight,
-                f.A_log, f.dt_bias, a.b_proj.weight, a.g_a_proj.weight, a.g_b_proj.weight, a.num_heads)  # fmt: skip
+                x,
+                a.q_proj.weight,
+                a.k_proj.weight,
+                a.v_proj.weight,
+                a.conv1d.weight,
+                f.f_a_proj.weight,
+                f.f_b_proj.weight,
+                f.A_log,
+                f.dt_bias,
+                a.b_proj.weight,
+                a.g_a_proj.weight,
+                a.g_b_proj.weight,
+                a.num_heads,
+            )
             o = self.kda(q, k, v, g, beta.to(q.dtype))
             return self.fn["kda_output"](o, gate, a.o_norm.weight, a.o_proj.weight, self.config.rms_norm_eps)
         q_resid, q, k, v = self._mla(x, a)
@@ -285,18 +171,39 @@ class Forward:
 
     def _mla(self, x: Tensor, a: nn.Module):
         return self.fn["mla_inputs"](
-            x, a.q_a_proj.weight, a.q_a_layernorm.weight, a.q_b_proj.weight, a.kv_a_proj_with_mqa.weight,
-            a.kv_a_layernorm.weight, a.kv_b_proj.weight, a.num_heads, a.qk_nope_head_dim, self.config.rms_norm_eps)  # fmt: skip
+            x,
+            a.q_a_proj.weight,
+            a.q_a_layernorm.weight,
+            a.q_b_proj.weight,
+            a.kv_a_proj_with_mqa.weight,
+            a.kv_a_layernorm.weight,
+            a.kv_b_proj.weight,
+            a.num_heads,
+            a.qk_nope_head_dim,
+            self.config.rms_norm_eps,
+        )
 
-    def _select(self, x: Tensor, q_resid: Tensor, q: Tensor, k: Tensor, a: nn.Module, mode: Mode, result: Result) -> Tensor | None:
-        """The tokens that each row may attend to (None: all before it), and the indexer's loss and statistics."""
+    def _select(
+        self, x: Tensor, q_resid: Tensor, q: Tensor, k: Tensor, a: nn.Module, mode: Mode, result: Result
+    ) -> Tensor | None:
+        """The tokens that each row may attend to (None: all before it), and the indexer's loss and
+        statistics."""
         ix, pool, length = a.indexer, self.config.index_kpool, x.shape[1]
         if length < pool or not (mode.sparse or mode.index_loss):
             return None
         # The indexer is trained by its own loss alone; nothing of that loss reaches the trunk.
         scores = self.fn["index_scores"](
-            x.detach(), q_resid.detach(), ix.wq_b.weight, ix.wk.weight, ix.k_norm.weight, ix.k_norm.bias,
-            ix.index_kpool_compress_ape, ix.index_kpool_compress_gate, ix.weights_proj.weight, ix.n_heads)  # fmt: skip
+            x.detach(),
+            q_resid.detach(),
+            ix.wq_b.weight,
+            ix.wk.weight,
+            ix.k_norm.weight,
+            ix.k_norm.bias,
+            ix.index_kpool_compress_ape,
+            ix.index_kpool_compress_gate,
+            ix.weights_proj.weight,
+            ix.n_heads,
+        )
         visible = visible_pools(length, pool, x.device)
         if mode.index_loss:
             with torch.no_grad():
@@ -304,7 +211,9 @@ class Forward:
             result.index_loss = result.index_loss + self.fn["index_divergence"](scores, mass, visible)
         if not mode.sparse:
             return None
-        tokens, chosen = selected_tokens(scores.detach(), visible, length, self.config.index_topk, pool, mode.stable)
+        tokens, chosen = selected_tokens(
+            scores.detach(), visible, length, self.config.index_topk, pool, mode.stable
+        )
         if mode.collect:
             mass = pool_mass(q, k, a.scaling, pool)
             result.held.append({"mass": mass, "chosen": chosen, "visible": visible})
@@ -315,10 +224,14 @@ class Forward:
         if not hasattr(m, "experts"):
             return self.fn["dense_mlp"](x, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight, limit)
         shared = m.shared_experts
-        out = self.fn["dense_mlp"](x, shared.gate_proj.weight, shared.up_proj.weight, shared.down_proj.weight, limit)
+        out = self.fn["dense_mlp"](
+            x, shared.gate_proj.weight, shared.up_proj.weight, shared.down_proj.weight, limit
+        )
         flat = x.flatten(0, 1)
         k = m.gate.top_k
-        scores, ids, weights = self.fn["route"](flat, m.gate.weight, m.gate.e_score_correction_bias, k, m.gate.routed_scaling_factor, mode.stable)
+        scores, ids, weights = self.fn["route"](
+            flat, m.gate.weight, m.gate.e_score_correction_bias, k, m.gate.routed_scaling_factor, mode.stable
+        )
         order = ids.flatten().argsort(stable=True)
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(order.numel(), device=order.device)
@@ -334,27 +247,36 @@ class Forward:
             quantise = self.fn["fake_quantised"]
             gate_up, down = torch.cat((quantise(gate), quantise(up)), 1), quantise(down)
         ends = load.cumsum(0).to(torch.int32)
-        rows = _Dispatch.apply(flat, order, inverse, k)
+        rows = Dispatch.apply(flat, order, inverse, k)
         rows = grouped(self.fn["glu"](grouped(rows, gate_up, ends), limit), down, ends)
-        picked = _Combine.apply(rows, order, inverse, k)
+        picked = Combine.apply(rows, order, inverse, k)
         return out + (picked * weights.unsqueeze(-1).to(picked.dtype)).sum(1).view(x.shape)
 
     def draft_input(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """The residual that enters the draft layer: the embedding of the next token beside the hidden state."""
+        """The residual that enters the draft layer: the embedding of the next token beside the hidden
+        state."""
         d, eps = self.net.draft, self.config.rms_norm_eps
         embedded = F.embedding(ids, self.net.trunk.embed_tokens.weight).detach()
-        pair = torch.cat((rms(embedded, d.enorm.weight, eps, self.dtype), rms(hidden, d.hnorm.weight, eps, self.dtype)), -1)
+        pair = torch.cat(
+            (rms(embedded, d.enorm.weight, eps, self.dtype), rms(hidden, d.hnorm.weight, eps, self.dtype)), -1
+        )
         return linear(pair, d.eh_proj.weight).float()
 
     def draft_finish(self, residual: Tensor, attended: Tensor, mode: Mode, result: Result) -> Tensor:
         """Everything of the draft layer after its attention: normed output [B, S, H]."""
         d, eps = self.net.draft, self.config.rms_norm_eps
         residual = residual + attended.float()
-        residual = residual + self._ffn(rms(residual, d.post_attention_layernorm.weight, eps, self.dtype), d.mlp, mode, result).float()
+        residual = (
+            residual
+            + self._ffn(
+                rms(residual, d.post_attention_layernorm.weight, eps, self.dtype), d.mlp, mode, result
+            ).float()
+        )
         return rms(residual, d.shared_head_norm.weight, eps, self.dtype)
 
     def draft_step(self, ids: Tensor, hidden: Tensor, mode: Mode, result: Result) -> tuple[Tensor, tuple]:
-        """One draft step over whole sequences. Returns the normed output, and what a second step attends to."""
+        """One draft step over whole sequences. Returns the normed output, and what a second step attends
+        to."""
         d, eps = self.net.draft, self.config.rms_norm_eps
         residual = self.draft_input(ids, hidden)
         x = rms(residual, d.input_layernorm.weight, eps, self.dtype)
@@ -365,12 +287,14 @@ class Forward:
             o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=a.scaling)
         else:
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=tokens.unsqueeze(1), scale=a.scaling)
-        out = self.draft_finish(residual, linear(o.transpose(1, 2).flatten(-2), a.o_proj.weight), mode, result)
+        out = self.draft_finish(
+            residual, linear(o.transpose(1, 2).flatten(-2), a.o_proj.weight), mode, result
+        )
         return out, (x, k, v)
 
     def draft_second(self, ids: Tensor, hidden: Tensor, past: tuple, mode: Mode, result: Result) -> Tensor:
-        """The second step of each position's own draft. Row t stands at place t + 1 of the draft's sequence: it sees the
-        first steps' keys up to place t, and its own."""
+        """The second step of each position's own draft. Row t stands at place t + 1 of the draft's sequence:
+        it sees the first steps' keys up to place t, and its own."""
         d, eps = self.net.draft, self.config.rms_norm_eps
         residual = self.draft_input(ids, hidden)
         x = rms(residual, d.input_layernorm.weight, eps, self.dtype)
@@ -386,28 +310,41 @@ class Forward:
         own = (q * k).float().sum(-1, keepdim=True).masked_fill(~own_seen[:, None, :, None], -1e30)
         weight = torch.softmax(torch.cat((before, own), -1) * d.self_attn.scaling, -1).to(v.dtype)
         o = weight[..., :-1] @ first_v + weight[..., -1:] * v
-        return self.draft_finish(residual, linear(o.transpose(1, 2).flatten(-2), d.self_attn.o_proj.weight), mode, result)
+        return self.draft_finish(
+            residual, linear(o.transpose(1, 2).flatten(-2), d.self_attn.o_proj.weight), mode, result
+        )
 
     @torch.no_grad()
-    def _second_selection(self, first_x: Tensor, x: Tensor, q_resid: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
-        """-> earlier tokens [B, S, S] and whether the own token [B, S] is among those that a second draft step attends to."""
+    def _second_selection(
+        self, first_x: Tensor, x: Tensor, q_resid: Tensor, mode: Mode
+    ) -> tuple[Tensor, Tensor]:
+        """-> earlier tokens [B, S, S] and whether the own token [B, S] is among those that a second draft
+        step attends to."""
         ix, pool, length = self.net.draft.self_attn.indexer, self.config.index_kpool, x.shape[1]
         parts = (ix.wk.weight, ix.k_norm.weight, ix.k_norm.bias, ix.index_kpool_compress_gate)
         first, second = index_keys(first_x, *parts), index_keys(x, *parts)
         pools = length // pool
-        pooled = pool_keys(*(t[:, : pools * pool].unflatten(1, (pools, -1)) for t in first), ix.index_kpool_compress_ape)
-        # The pool that the row's own token completes, if it does: the three first-step tokens before it, and itself.
-        shifted = [torch.stack([*(F.pad(f, (0, 0, n, 0))[:, :length] for n in range(pool - 2, -1, -1)), s], 2) for f, s in zip(first, second, strict=True)]
+        pooled = pool_keys(
+            *(t[:, : pools * pool].unflatten(1, (pools, -1)) for t in first), ix.index_kpool_compress_ape
+        )
+        # The pool that the row's own token completes, if it does: the three first-step tokens before it, and
+        # itself.
+        shifted = [
+            torch.stack([*(F.pad(f, (0, 0, n, 0))[:, :length] for n in range(pool - 2, -1, -1)), s], 2)
+            for f, s in zip(first, second, strict=True)
+        ]
         own = pool_keys(*shifted, ix.index_kpool_compress_ape)
         q, weight = index_queries(x, q_resid, ix.wq_b.weight, ix.weights_proj.weight, ix.n_heads)
         scale = own.shape[-1] ** -0.5
         old = torch.relu(torch.einsum("bshd,bpd->bshp", q.float(), pooled) * scale)
         new = torch.relu(torch.einsum("bshd,bsd->bsh", q.float(), own) * scale)
-        scores = torch.cat((torch.einsum("bsh,bshp->bsp", weight, old), (weight * new).sum(-1, keepdim=True)), -1)
+        scores = torch.cat(
+            (torch.einsum("bsh,bshp->bsp", weight, old), (weight * new).sum(-1, keepdim=True)), -1
+        )
         at = torch.arange(length, device=x.device)
         completes = (at + 2) % pool == 0
         visible = torch.cat((visible_pools(length, pool, x.device), completes.unsqueeze(1)), 1)
-        chosen = _best(scores, visible, self.config.index_topk // pool, mode.stable)
+        chosen = best_pools(scores, visible, self.config.index_topk // pool, mode.stable)
         tokens = F.pad(chosen[..., :-1].repeat_interleave(pool, -1), (0, length - pools * pool))
         # Earlier tokens of the pool that holds place t + 1.
         recent = (at >= ((at + 1) // pool * pool).unsqueeze(1)) & (at <= at.unsqueeze(1))
@@ -420,4 +357,6 @@ class Forward:
         second = self.draft_second(tokens[:, 2 : length + 2], first, past, mode, result)
         result.loads[-2:] = [result.loads[-2] + result.loads[-1]]
         for out, labels in ((first, tokens[:, 2 : length + 2]), (second, tokens[:, 3 : length + 3])):
-            result.draft_losses.append(self.fn["cross_entropy"](out.flatten(0, 1), head, labels.flatten()).mean())
+            result.draft_losses.append(
+                self.fn["cross_entropy"](out.flatten(0, 1), head, labels.flatten()).mean()
+            )

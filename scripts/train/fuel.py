@@ -117,7 +117,14 @@ def disk_tensors(state: dict[str, torch.Tensor], layers: int) -> dict[str, torch
 
 def config_json(shape: str) -> dict:
     text = text_config(SHAPES[shape]).to_dict()
-    for key in ("_name_or_path", "transformers_version", "architectures", "output_router_logits", "router_aux_loss_coef", "head_dim"):
+    for key in (
+        "_name_or_path",
+        "transformers_version",
+        "architectures",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "head_dim",
+    ):
         text.pop(key, None)
     text = {k: v for k, v in text.items() if v is not None and not k.startswith("_")}
     text |= {"model_type": "glm5_next_text", "dtype": "bfloat16", "num_nextn_predict_layers": 1}
@@ -132,7 +139,15 @@ def config_json(shape: str) -> dict:
             "quant_algo": "NVFP4",
             "group_size": 16,
             "kv_cache_quant_algo": None,
-            "ignore": ["lm_head", "*embed_tokens*", "*self_attn*", "*shared_experts*", "*mlp.gate", "*eh_proj*", f"{PREFIX}layers.0.mlp*"],
+            "ignore": [
+                "lm_head",
+                "*embed_tokens*",
+                "*self_attn*",
+                "*shared_experts*",
+                "*mlp.gate",
+                "*eh_proj*",
+                f"{PREFIX}layers.0.mlp*",
+            ],
         },
     }
 
@@ -182,7 +197,19 @@ def read_fuel(folder: Path, shape: str) -> Network:
             parts = [which.removesuffix("_proj")] if which == "down_proj" else ["gate", "up"]
             rows = []
             for e in range(current.shape[0]):
-                rows.append(torch.cat([dequantise(*(disk[f"{prefix}.{e}.{p}_proj.weight{s}"] for s in ("", "_scale", "_scale_2"))) for p in parts]))
+                rows.append(
+                    torch.cat(
+                        [
+                            dequantise(
+                                *(
+                                    disk[f"{prefix}.{e}.{p}_proj.weight{s}"]
+                                    for s in ("", "_scale", "_scale_2")
+                                )
+                            )
+                            for p in parts
+                        ]
+                    )
+                )
             state[key] = torch.stack(rows)
         elif name.endswith(".conv1d.weight"):
             state[key] = torch.cat([disk[name.replace(".conv1d.", f".{letter}_conv1d.")] for letter in "qkv"])

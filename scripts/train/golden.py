@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- the prompt is one
 """Logits of transformers' own model on the fuel's weights, for tests of the engine."""
 
 from pathlib import Path
@@ -32,15 +33,17 @@ POSITIONS = 24
 GREEDY = 32
 
 
-def _stable_topk(values: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True):
+def _stable_topk(
+    values: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple:
     ordered = torch.sort(values, dim=dim, descending=largest, stable=True)
     return torch.return_types.topk((ordered.values.narrow(dim, 0, k), ordered.indices.narrow(dim, 0, k)))
 
 
 @torch.no_grad()
 def write_golden(fuel: Path, tokenizer: Tokenizer, shape: str, out: Path) -> None:
-    """`prompt` ids, `positions` and their `logits` (float32), and the `greedy` continuation with its `gaps` (best minus
-    second logit, so that a test knows which choices are close)."""
+    """`prompt` ids, `positions` and their `logits` (float32), and the `greedy` continuation with its `gaps`
+    (best minus second logit, so that a test knows which choices are close)."""
     net = read_fuel(fuel, shape)
     prompt = tokenizer.encode(PROMPT, add_special_tokens=False).ids
     original = torch.topk, torch.Tensor.topk

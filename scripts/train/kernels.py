@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202, N803, N812 -- Triton kernels take untyped pointers
 """What is too slow as plain PyTorch on a GPU: the Sinkhorn projection, and the choice of KDA implementation.
 
 Every function also runs on a CPU, in plain PyTorch, with the same result.
@@ -46,8 +47,11 @@ if triton is not None:
         tl.store(y_ptr + at, p, mask=valid)
 
     @triton.jit
-    def _sinkhorn_backward(x_ptr, dy_ptr, dx_ptr, steps_ptr, n, eps, ITERATIONS: tl.constexpr, BLOCK: tl.constexpr):
-        """Runs forward again, keeping the matrix before each normalisation in steps [2*ITERATIONS, n, 16], then back."""
+    def _sinkhorn_backward(
+        x_ptr, dy_ptr, dx_ptr, steps_ptr, n, eps, ITERATIONS: tl.constexpr, BLOCK: tl.constexpr
+    ):
+        """Runs forward again, keeping the matrix before each normalisation in steps [2*ITERATIONS, n, 16],
+        then back."""
         at, valid = _offsets(n, BLOCK)
         size = n.to(tl.int64) * 16
         x = tl.load(x_ptr + at, mask=valid, other=0.0)
@@ -98,7 +102,9 @@ def _(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
 
 
 @torch.library.custom_op("sparkler::sinkhorn_gpu_backward", mutates_args=())
-def _sinkhorn_gpu_backward(logits: torch.Tensor, grad: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+def _sinkhorn_gpu_backward(
+    logits: torch.Tensor, grad: torch.Tensor, iterations: int, eps: float
+) -> torch.Tensor:
     logits, grad = logits.contiguous(), grad.contiguous()
     out = torch.empty_like(logits)
     n = logits.numel() // 16
@@ -139,13 +145,17 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 def kda_plain(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, chunk: int = 16
 ) -> torch.Tensor:
-    """Kimi Delta Attention over chunks. q, k, v, g: [B, S, heads, d], g the log-decay, >= -5; beta [B, S, heads].
+    """Kimi Delta Attention over chunks. q, k, v, g: [B, S, heads, d], g the log-decay, >= -5; beta [B, S,
+    heads].
 
-    With at most 16 steps of at least -5 a chunk, exp of the summed decay and of its negative stay within float32, so the
-    decay factors into the two sides of each product.
+    With at most 16 steps of at least -5 a chunk, exp of the summed decay and of its negative stay within
+    float32, so the decay factors into the two sides of each product.
     """
     dtype, length = q.dtype, q.shape[1]
-    q, k, v, g, beta = (F.pad(t.float().transpose(1, 2), (0, 0) * (t.dim() - 3) + (0, -length % chunk)) for t in (q, k, v, g, beta))
+    q, k, v, g, beta = (
+        F.pad(t.float().transpose(1, 2), (0, 0) * (t.dim() - 3) + (0, -length % chunk))
+        for t in (q, k, v, g, beta)
+    )
     q, k = _unit(q) * q.shape[-1] ** -0.5, _unit(k)
     q, k, v, g = (t.unflatten(2, (-1, chunk)) for t in (q, k, v, g))
     beta = beta.unflatten(2, (-1, chunk)).unsqueeze(-1)
@@ -173,8 +183,8 @@ def kda_plain(
 
 
 def load_fla(configs: int = 2):
-    """chunk_kda of fla-core, with its autotuners cut to `configs` candidates each: on a fresh machine most of the first
-    step would otherwise go into compiling candidates that differ by a few per cent."""
+    """chunk_kda of fla-core, with its autotuners cut to `configs` candidates each: on a fresh machine most
+    of the first step would otherwise go into compiling candidates that differ by a few per cent."""
     from triton.runtime import autotuner
 
     original = autotuner.Autotuner.__init__
@@ -183,7 +193,14 @@ def load_fla(configs: int = 2):
         return abs(config.num_warps - 4), abs(config.num_stages - 3)
 
     def trimmed(self, fn, arg_names, candidates, *args, **kwargs):
-        original(self, fn, arg_names, sorted(candidates, key=rank)[:configs] if candidates else candidates, *args, **kwargs)
+        original(
+            self,
+            fn,
+            arg_names,
+            sorted(candidates, key=rank)[:configs] if candidates else candidates,
+            *args,
+            **kwargs,
+        )
 
     autotuner.Autotuner.__init__ = trimmed
     try:
@@ -192,7 +209,16 @@ def load_fla(configs: int = 2):
         autotuner.Autotuner.__init__ = original
 
     def kda(q, k, v, g, beta):
-        return chunk_kda(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, safe_gate=True, lower_bound=-5.0,
-                         disable_recompute=True)[0]
+        return chunk_kda(
+            q,
+            k,
+            v,
+            g,
+            beta,
+            use_qk_l2norm_in_kernel=True,
+            safe_gate=True,
+            lower_bound=-5.0,
+            disable_recompute=True,
+        )[0]
 
     return kda

@@ -12,7 +12,7 @@ from .forward import Forward, Mode
 from .fuel import load_weights, quantise_experts
 from .model import SHAPES, Network, text_config
 from .optim import Optimiser
-from .tokens import Batches, test_windows
+from .tokens import Batches, held_out_windows
 
 BIAS_RATE = 1e-3  # step of the router's bias at the peak of the schedule
 
@@ -65,9 +65,12 @@ class Trainer:
 
     def save(self, name: str = "state.pt") -> None:
         state = {
-            "net": self.net.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step,
-            "generator": self.batches.generator.get_state(), "plan": asdict(self.plan),
-        }  # fmt: skip
+            "net": self.net.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "generator": self.batches.generator.get_state(),
+            "plan": asdict(self.plan),
+        }
         torch.save(state, self.run / (name + ".part"))
         (self.run / (name + ".part")).replace(self.run / name)
 
@@ -111,7 +114,7 @@ class Trainer:
         """Nats a token on held-out text, by group."""
         out = {}
         for group in self.batches.streams:
-            windows = test_windows(self.data, group, self.shape.context + 1, limit).to(self.device)
+            windows = held_out_windows(self.data, group, self.shape.context + 1, limit).to(self.device)
             if len(windows):
                 out[group] = self.plain(windows, mode).loss.item()
         return out
@@ -129,17 +132,36 @@ class Trainer:
                 now = time.monotonic()
                 speed = (self.step - seen) * self.plan.rows * self.shape.context / (now - last)
                 seen, last = self.step, now
-                line = {"step": self.step, "seconds": round(now - begin, 1), "tokens_per_s": round(speed), **values}
+                line = {
+                    "step": self.step,
+                    "seconds": round(now - begin, 1),
+                    "tokens_per_s": round(speed),
+                    **values,
+                }
                 print(json.dumps(line), flush=True)
             if self.step % 500 == 0:
                 held = self.measure(Mode(sparse=mode.sparse, quantised=mode.quantised))
-                print(json.dumps({"step": self.step, "held_out": {k: round(v, 4) for k, v in held.items()}}), flush=True)
+                print(
+                    json.dumps({"step": self.step, "held_out": {k: round(v, 4) for k, v in held.items()}}),
+                    flush=True,
+                )
         self.save()
 
 
-def polish(weights: Path, data: Path, run: Path, *, shape: str, steps: int, rows: int, length: int, rate: float, seed: int) -> None:
-    """A short last stage, small enough for a CPU: the dense weights alone, with the experts as they will be stored and the
-    draft layer untouched, by plain AdamW at a falling rate. Writes `state.pt` to `run`."""
+def polish(
+    weights: Path,
+    data: Path,
+    run: Path,
+    *,
+    shape: str,
+    steps: int,
+    rows: int,
+    length: int,
+    rate: float,
+    seed: int,
+) -> None:
+    """A short last stage, small enough for a CPU: the dense weights alone, with the experts as they will be
+    stored and the draft layer untouched, by plain AdamW at a falling rate. Writes `state.pt` to `run`."""
     run.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     net = load_weights(weights, shape)
@@ -149,7 +171,9 @@ def polish(weights: Path, data: Path, run: Path, *, shape: str, steps: int, rows
         p.requires_grad_(".experts." not in name and not name.startswith("draft."))
     forward = Forward(net, torch.float32)
     batches = Batches(data, device, seed, split=0.25)
-    optimiser = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimiser = torch.optim.AdamW(
+        [p for p in net.parameters() if p.requires_grad], lr=rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
     begin = time.monotonic()
     for step in range(steps):
         for group in optimiser.param_groups:
@@ -160,7 +184,11 @@ def polish(weights: Path, data: Path, run: Path, *, shape: str, steps: int, rows
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimiser.step()
         if step % 10 == 9:
-            line = {"polish": step + 1, "seconds": round(time.monotonic() - begin, 1), "loss": round(result.loss.item(), 4)}
+            line = {
+                "polish": step + 1,
+                "seconds": round(time.monotonic() - begin, 1),
+                "loss": round(result.loss.item(), 4),
+            }
             print(json.dumps(line), flush=True)
             torch.save({"net": net.state_dict() | kept}, run / "state.pt")
     torch.save({"net": net.state_dict() | kept}, run / "state.pt")

@@ -35,9 +35,23 @@ class Shape:
 
 SHAPES = {
     "sparkler": Shape(),
-    "tiny": Shape(vocab=512, hidden=64, layers=4, intermediate=96, experts=8, expert_width=32, heads=2, linear_head_dim=32,
-                  q_rank=32, kv_rank=32, index_heads=2, index_dim=16, index_topk=16, context=64),
-}  # fmt: skip
+    "tiny": Shape(
+        vocab=512,
+        hidden=64,
+        layers=4,
+        intermediate=96,
+        experts=8,
+        expert_width=32,
+        heads=2,
+        linear_head_dim=32,
+        q_rank=32,
+        kv_rank=32,
+        index_heads=2,
+        index_dim=16,
+        index_topk=16,
+        context=64,
+    ),
+}
 
 
 def text_config(shape: Shape, eos_token_id: int = 0) -> Glm5NextTextConfig:
@@ -89,7 +103,8 @@ def text_config(shape: Shape, eos_token_id: int = 0) -> Glm5NextTextConfig:
 
 
 class Draft(nn.Module):
-    """The draft layer: `eh_proj` over the next token's embedding and the trunk's hidden state, then one MLA + MoE block."""
+    """The draft layer: `eh_proj` over the next token's embedding and the trunk's hidden state, then one MLA
+    + MoE block."""
 
     def __init__(self, config: Glm5NextTextConfig) -> None:
         super().__init__()
@@ -115,7 +130,8 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Matrices start at 1/sqrt(fan in), those that write to the residual streams at zero; the streams start apart."""
+        """Matrices start at 1/sqrt(fan in), those that write to the residual streams at zero; the streams
+        start apart."""
         for name, p in self.named_parameters():
             leaf = name.rsplit(".", 2)[-2:]
             if p.dim() == 1:
@@ -144,5 +160,7 @@ class Network(nn.Module):
 
     def routers(self) -> list[nn.Module]:
         """The routers of all MoE blocks in layer order, the draft's last."""
-        moes = [layer.mlp for layer in self.trunk.layers if isinstance(layer.mlp, Glm5NextTextMoE)] + [self.draft.mlp]
+        moes = [layer.mlp for layer in self.trunk.layers if isinstance(layer.mlp, Glm5NextTextMoE)] + [
+            self.draft.mlp
+        ]
         return [moe.gate for moe in moes]

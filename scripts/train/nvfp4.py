@@ -16,7 +16,8 @@ def _nearest(magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def _split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """weight [..., out, in] -> scaled blocks [..., out, in/16, 16], E4M3 block scales, global scales [...]."""
+    """weight [..., out, in] -> scaled blocks [..., out, in/16, 16], E4M3 block scales, global scales
+    [...]."""
     blocks = weight.float().unflatten(-1, (-1, BLOCK))
     amax = blocks.abs().amax(-1)
     overall = amax.amax((-1, -2)) / (E2M1_MAX * E4M3_MAX)
@@ -28,7 +29,8 @@ def _split(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """-> packed U8 [..., out, in/2] (low nibble = even column), E4M3 scales [..., out, in/16], global scale [...]."""
+    """-> packed U8 [..., out, in/2] (low nibble = even column), E4M3 scales [..., out, in/16], global scale
+    [...]."""
     scaled, scale, overall = _split(weight)
     code = _nearest(scaled.abs()) | ((scaled < 0).to(torch.uint8) << 3)
     code = code.flatten(-2)

@@ -52,8 +52,13 @@ class Optimiser:
             # Gate and up of an expert lie in one tensor, but are two matrices.
             self.shapes[(rows // 2 if name.endswith("gate_up_proj") else rows, cols)].append(p)
         self.buffers: dict[tuple[int, int], torch.Tensor] = {}
-        groups = [{"params": ps, "lr": ADAM_RATES[kind], "peak": ADAM_RATES[kind]} for kind, ps in sorted(kinds.items())]
-        self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=next(net.parameters()).is_cuda)
+        groups = [
+            {"params": ps, "lr": ADAM_RATES[kind], "peak": ADAM_RATES[kind]}
+            for kind, ps in sorted(kinds.items())
+        ]
+        self.adam = torch.optim.AdamW(
+            groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=next(net.parameters()).is_cuda
+        )
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
@@ -63,7 +68,12 @@ class Optimiser:
         self.adam.step()
         for shape, parameters in self.shapes.items():
             used = [p for p in parameters if p.grad is not None]
-            whole = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1, *shape) for p in parameters])
+            whole = torch.cat(
+                [
+                    (p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1, *shape)
+                    for p in parameters
+                ]
+            )
             buffer = self.buffers.setdefault(shape, torch.zeros_like(whole))
             buffer.lerp_(whole, 1 - MOMENTUM)
             update = orthogonal(whole.lerp(buffer, MOMENTUM)).float() * (MUON_RMS * scale * max(shape) ** 0.5)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- tables and templates
 """README.md and fuel.yaml of a fuel, from measured figures."""
 
 import math
@@ -6,8 +7,13 @@ from pathlib import Path
 
 from .model import SHAPES
 
-GROUP_NAMES = {"code": "Python code", "docs": "documentation", "prose": "books and dictionaries", "facts": "generated facts",
-               "functions": "generated functions"}  # fmt: skip
+GROUP_NAMES = {
+    "code": "Python code",
+    "docs": "documentation",
+    "prose": "books and dictionaries",
+    "facts": "generated facts",
+    "functions": "generated functions",
+}
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -20,43 +26,90 @@ def _sources(sources: dict) -> str:
     for name, entry in sorted(sources.items(), key=lambda item: item[0].lower()):
         size = sum(entry["groups"].values()) / 1e6
         by_licence[entry["licence"]].append(f"{name} ({size:.1f})" if size >= 0.05 else name)
-    return _table(["licence", "packages (MB of text)"], [[k, ", ".join(v)] for k, v in sorted(by_licence.items())])
+    return _table(
+        ["licence", "packages (MB of text)"], [[k, ", ".join(v)] for k, v in sorted(by_licence.items())]
+    )
 
 
 def _quality(figures: dict) -> str:
     rows = []
     for group, f in figures["groups"].items():
-        rows.append([GROUP_NAMES[group], f"{f['tokens']:,}", f"{f['bits_original']:.3f}", f"{f['bits_stored']:.3f}",
-                     f"{100 * f['agreement']:.1f} %", f"{f['moved']:.4f}"])  # fmt: skip
-    return _table(["held-out text", "tokens", "bits a byte, BF16", "bits a byte, this fuel", "same top choice", "mean abs. change of log p"], rows)
+        rows.append(
+            [
+                GROUP_NAMES[group],
+                f"{f['tokens']:,}",
+                f"{f['bits_original']:.3f}",
+                f"{f['bits_stored']:.3f}",
+                f"{100 * f['agreement']:.1f} %",
+                f"{f['moved']:.4f}",
+            ]
+        )
+    return _table(
+        [
+            "held-out text",
+            "tokens",
+            "bits a byte, BF16",
+            "bits a byte, this fuel",
+            "same top choice",
+            "mean abs. change of log p",
+        ],
+        rows,
+    )
 
 
 def _drafts(figures: dict) -> str:
-    rows = [[GROUP_NAMES[g], f"{100 * f['one']:.1f} %", f"{100 * f['two']:.1f} %"] for g, f in figures["drafts"].items()]
+    rows = [
+        [GROUP_NAMES[g], f"{100 * f['one']:.1f} %", f"{100 * f['two']:.1f} %"]
+        for g, f in figures["drafts"].items()
+    ]
     return _table(["prompts from", "one token ahead", "two tokens ahead (both right)"], rows)
 
 
 def _routing(figures: dict, dense: int) -> str:
     rows = [
-        [str(i + dense), f"{r['entropy']:.3f}", f"{r['load_entropy']:.3f}", f"{100 * r['least']:.0f} %", f"{100 * r['most']:.0f} %",
-         f"{100 * r['lru25']:.0f} %", f"{100 * r['lru50']:.0f} %"]
+        [
+            str(i + dense),
+            f"{r['entropy']:.3f}",
+            f"{r['load_entropy']:.3f}",
+            f"{100 * r['least']:.0f} %",
+            f"{100 * r['most']:.0f} %",
+            f"{100 * r['lru25']:.0f} %",
+            f"{100 * r['lru50']:.0f} %",
+        ]
         for i, r in enumerate(figures["routing"])
-    ]  # fmt: skip
-    return _table(["layer", "entropy of a token's weights (nats)", "evenness of load", "least used expert", "most used expert",
-                   "LRU hits, 25 % of experts", "LRU hits, 50 %"], rows)  # fmt: skip
+    ]
+    return _table(
+        [
+            "layer",
+            "entropy of a token's weights (nats)",
+            "evenness of load",
+            "least used expert",
+            "most used expert",
+            "LRU hits, 25 % of experts",
+            "LRU hits, 50 %",
+        ],
+        rows,
+    )
 
 
 def _attention(figures: dict, layers: int) -> str:
     numbers = [i for i in range(layers) if i % 4 == 3]
-    rows = [[str(n), f"{100 * a['chosen']:.1f} %", f"{100 * a['random']:.1f} %", f"{100 * a['best']:.1f} %"]
-            for n, a in zip(numbers, figures["attention"], strict=True)]  # fmt: skip
+    rows = [
+        [str(n), f"{100 * a['chosen']:.1f} %", f"{100 * a['random']:.1f} %", f"{100 * a['best']:.1f} %"]
+        for n, a in zip(numbers, figures["attention"], strict=True)
+    ]
     return _table(["layer", "chosen by the indexer", "chosen at random", "best possible"], rows)
 
 
 def write_readme(figures: dict, training: dict, fuel: Path, shape: str) -> None:
     s = SHAPES[shape]
-    counts, size = figures["counts"], sum(p.stat().st_size for p in fuel.iterdir() if p.name not in ("README.md", "fuel.yaml"))
-    train_tokens = {k.removeprefix("train-"): v["tokens"] for k, v in counts.items() if k.startswith("train-")}
+    counts, size = (
+        figures["counts"],
+        sum(p.stat().st_size for p in fuel.iterdir() if p.name not in ("README.md", "fuel.yaml")),
+    )
+    train_tokens = {
+        k.removeprefix("train-"): v["tokens"] for k, v in counts.items() if k.startswith("train-")
+    }
     samples = "\n\n".join(f"```text\n{text.rstrip()}\n```" for text in figures["samples"].values())
     moved = sum(f["moved"] for f in figures["groups"].values()) / len(figures["groups"])
     text = f"""# Sparkler

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -10,13 +11,13 @@ from tokenizers import Tokenizer
 
 from .forward import Forward, Mode, Result
 from .model import SHAPES, Network
-from .tokens import test_windows
+from .tokens import held_out_windows
 
 Tensor = torch.Tensor
 ROWS = 8
 
 
-def _passes(forward: Forward, windows: Tensor, mode: Mode):
+def _passes(forward: Forward, windows: Tensor, mode: Mode) -> Iterator[tuple[Tensor, Result]]:
     for part in windows.split(ROWS):
         with torch.no_grad():
             yield part, forward(part, mode)
@@ -34,7 +35,13 @@ def compare(original: Network, stored: Network, windows: Tensor) -> dict[str, fl
         nll_original += a.nll.sum().item()
         nll_stored += b.nll.sum().item()
         count += a.nll.numel()
-    return {"tokens": count, "agreement": same / count, "moved": moved / count, "original": nll_original / count, "stored": nll_stored / count}
+    return {
+        "tokens": count,
+        "agreement": same / count,
+        "moved": moved / count,
+        "original": nll_original / count,
+        "stored": nll_stored / count,
+    }
 
 
 def lru_hits(routes: Tensor, capacity: int) -> float:
@@ -83,7 +90,8 @@ def routing(stored: Network, windows: Tensor) -> list[dict[str, float]]:
 
 
 def attention_held(stored: Network, windows: Tensor) -> list[dict[str, float]]:
-    """For each MLA layer: how much of the mass on complete pools the chosen ones hold, where not all are chosen."""
+    """For each MLA layer: how much of the mass on complete pools the chosen ones hold, where not all are
+    chosen."""
     forward = Forward(stored, torch.float32)
     budget = stored.config.index_topk // stored.config.index_kpool
     sums: dict[int, list[float]] = {}
@@ -128,7 +136,11 @@ def draft_acceptance(stored: Network, windows: Tensor, prompt: int, count: int) 
     one = (forward.logits(first).argmax(-1) == text[:, 2 : length + 2])[:, at]
     # The second step is fed the true token; where the first draft was right, that is the drafted one.
     two = (forward.logits(second).argmax(-1) == text[:, 3 : length + 3])[:, at] & one
-    return {"one": one.float().mean().item(), "two": two.float().mean().item(), "given_one": (two.sum() / one.sum().clamp_min(1)).item()}
+    return {
+        "one": one.float().mean().item(),
+        "two": two.float().mean().item(),
+        "given_one": (two.sum() / one.sum().clamp_min(1)).item(),
+    }
 
 
 def generate(stored: Network, tokenizer: Tokenizer, text: str, count: int) -> str:
@@ -137,18 +149,23 @@ def generate(stored: Network, tokenizer: Tokenizer, text: str, count: int) -> st
     return tokenizer.decode(continue_greedily(forward, ids, count)[0].tolist(), skip_special_tokens=False)
 
 
-def measure(original: Network, stored: Network, data: Path, shape: str, windows_per_group: int, drafts: int) -> dict:
+def measure(
+    original: Network, stored: Network, data: Path, shape: str, windows_per_group: int, drafts: int
+) -> dict:
     context = SHAPES[shape].context
     counts = json.loads((data / "counts.json").read_text())
     out: dict = {"groups": {}, "drafts": {}}
     mixed = []
     for group in ("code", "docs", "prose", "facts", "functions"):
-        windows = test_windows(data, group, context + 1, windows_per_group)
+        windows = held_out_windows(data, group, context + 1, windows_per_group)
         if not len(windows):
             continue
         figures = compare(original, stored, windows)
         per_byte = counts[f"test-{group}"]["tokens"] / counts[f"test-{group}"]["bytes"] / math.log(2)
-        figures |= {"bits_original": figures["original"] * per_byte, "bits_stored": figures["stored"] * per_byte}
+        figures |= {
+            "bits_original": figures["original"] * per_byte,
+            "bits_stored": figures["stored"] * per_byte,
+        }
         out["groups"][group] = figures
         if group in ("code", "docs", "prose"):
             mixed.append(windows[: max(1, windows_per_group // 3)])

@@ -9,8 +9,28 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 _SKIPPED = {"script", "style", "nav", "header", "footer", "head", "button", "svg", "form"}
-_BREAKS = {"p", "div", "li", "tr", "table", "ul", "ol", "dl", "dt", "dd", "section", "br", "h1", "h2", "h3", "h4", "h5"}
-_NAVIGATION = re.compile(r"(^|\s)(related|sphinxsidebar\w*|nav\w*|sidebar|toc|footer|breadcrumbs?|menu\w*|headerlink|anchor)(\s|$)")
+_BREAKS = {
+    "p",
+    "div",
+    "li",
+    "tr",
+    "table",
+    "ul",
+    "ol",
+    "dl",
+    "dt",
+    "dd",
+    "section",
+    "br",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+}
+_NAVIGATION = re.compile(
+    r"(^|\s)(related|sphinxsidebar\w*|nav\w*|sidebar|toc|footer|breadcrumbs?|menu\w*|headerlink|anchor)(\s|$)"
+)
 _VOID = {"br", "img", "hr", "meta", "link", "input", "col", "area", "base", "wbr", "source"}
 
 
@@ -29,7 +49,11 @@ class _Reader(HTMLParser):
                 self.hidden.append(tag)
             return
         classes = " ".join(v or "" for k, v in attrs if k in ("class", "id"))
-        if tag not in _VOID and tag not in ("body", "html") and (tag in _SKIPPED or _NAVIGATION.search(classes)):
+        if (
+            tag not in _VOID
+            and tag not in ("body", "html")
+            and (tag in _SKIPPED or _NAVIGATION.search(classes))
+        ):
             self.hidden.append(tag)
             return
         if tag == "pre":
@@ -60,7 +84,13 @@ class _Reader(HTMLParser):
 
 def squeeze(text: str) -> str:
     """Unix line ends, no trailing blanks, at most one empty line in a row."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00b6", "").replace("\u00a0", " ").replace("\f", "\n")
+    text = (
+        text.replace("\r\n", "\n")
+        .replace("\r", "\n")
+        .replace("\u00b6", "")
+        .replace("\u00a0", " ")
+        .replace("\f", "\n")
+    )
     text = re.sub(r"[ \t]+\n", "\n", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
@@ -76,9 +106,9 @@ _ROLE_WITH_TARGET = re.compile(r":[\w:+.-]+:`~?!?([^`<]+?)\s*<[^`>]*>`")
 _ROLE = re.compile(r":[\w:+.-]+:`~?!?([^`]+)`")
 _LINK = re.compile(r"`([^`<]+?)\s*<[^`>]+>`__?")
 _DROPPED = re.compile(
-    r"^\.\. (?:index|toctree|module|moduleauthor|sectionauthor|currentmodule|highlight|include|image|figure|raw|contents|"
-    r"testsetup|testcleanup|automodule|autoclass|autofunction|autosummary|plot|only|seealso|meta)::[^\n]*\n"
-    r"(?:(?:[ \t]+[^\n]*)?\n)*",
+    r"^\.\. (?:index|toctree|module|moduleauthor|sectionauthor|currentmodule|highlight|include|image|figure|"
+    r"raw|contents|testsetup|testcleanup|automodule|autoclass|autofunction|autosummary|plot|only|seealso|"
+    r"meta)::[^\n]*\n(?:(?:[ \t]+[^\n]*)?\n)*",
     re.M,
 )
 
@@ -92,7 +122,12 @@ def from_rst(source: str) -> str:
     source = _ROLE.sub(r"\1", source)
     source = _LINK.sub(r"\1", source)
     source = re.sub(r"``([^`\n]+)``", r"`\1`", source)
-    source = re.sub(r"^[ \t]*:(?:noindex|synopsis|platform|deprecated|class|alt|width|align|maxdepth)[^\n]*\n", "", source, flags=re.M)
+    source = re.sub(
+        r"^[ \t]*:(?:noindex|synopsis|platform|deprecated|class|alt|width|align|maxdepth)[^\n]*\n",
+        "",
+        source,
+        flags=re.M,
+    )
     return squeeze(source)
 
 
@@ -124,7 +159,8 @@ def dictionary(path: Path) -> str:
 
 
 def sword_books(folder: Path) -> Iterator[str]:
-    """The books of a compressed Sword module: `.bzs` lists (offset, size, unpacked size) of zlib blocks in `.bzz`."""
+    """The books of a compressed Sword module: `.bzs` lists (offset, size, unpacked size) of zlib blocks in
+    `.bzz`."""
     for index in sorted(folder.glob("*.bzs")):
         packed = index.with_suffix(".bzz").read_bytes()
         for offset, size, _ in struct.iter_unpack("<III", index.read_bytes()):
@@ -133,7 +169,9 @@ def sword_books(folder: Path) -> Iterator[str]:
             markup = re.sub(r"<chapter\b[^>]*eID[^>]*>", "\n\n", markup)
             markup = re.sub(r"<(title|p|lg|l|div|milestone)\b[^>]*>", "\n", markup)
             text = re.sub(r"<[^>]+>", " ", markup)
-            text = re.sub(r"[ \t]+", " ", re.sub(r"\s+([.,;:!?)\u201d\u2019])", r"\1", text)).replace("( ", "(")
+            text = re.sub(r"[ \t]+", " ", re.sub(r"\s+([.,;:!?)\u201d\u2019])", r"\1", text)).replace(
+                "( ", "("
+            )
             yield squeeze(re.sub(r"\n (?=\S)", "\n", text))
 
 
@@ -162,7 +200,8 @@ def unwrap(text: str) -> str:
 
 
 def wordnet(folder: Path) -> Iterator[str]:
-    """Synsets as a sentence or two, the words, the gloss, and the examples: all that have examples, one in four of the rest."""
+    """Synsets as a sentence or two, the words, the gloss, and the examples: all that have examples, one in
+    four of the rest."""
     kinds = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
     bare = 0
     for suffix, kind in kinds.items():
@@ -175,6 +214,8 @@ def wordnet(folder: Path) -> Iterator[str]:
                 if bare % 4:
                     continue
             parts = fields.split()
-            words = [re.sub(r"\(\w+\)$", "", parts[4 + 2 * i]).replace("_", " ") for i in range(int(parts[3], 16))]
+            words = [
+                re.sub(r"\(\w+\)$", "", parts[4 + 2 * i]).replace("_", " ") for i in range(int(parts[3], 16))
+            ]
             text = f"{', '.join(words)} ({kind}): {gloss.strip()}"
             yield text if text.endswith((".", '"', "!", "?")) else text + "."

@@ -12,7 +12,10 @@ from .corpus import GROUPS, read_documents
 
 END, USER, ASSISTANT = "<|endoftext|>", "<|user|>", "<|assistant|>"
 SPECIAL = [END, USER, ASSISTANT, "<|system|>", "<think>", "</think>"]
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = (  # letters with one leading sign, single digits, punctuation with its line end, white space
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # Shares of a training batch; what a group repeats is its size against its share.
 SHARES = {"code": 0.50, "docs": 0.28, "prose": 0.10, "facts": 0.06, "functions": 0.06}
 
@@ -21,11 +24,17 @@ def train_tokenizer(documents: Iterator[str], vocab: int) -> Tokenizer:
     """A byte-level BPE: any text round-trips, and text without special tokens never produces one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(WORDS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer
@@ -60,19 +69,26 @@ def write_streams(folder: Path, tokenizer: Tokenizer, out: Path) -> dict[str, di
             documents = read_documents(folder, split, group)
             stream = encode(tokenizer, documents)
             np.save(out / f"{split}-{group}.npy", stream)
-            counts[f"{split}-{group}"] = {"tokens": len(stream), "bytes": sum(len(d.encode()) for d in documents), "documents": len(documents)}
+            counts[f"{split}-{group}"] = {
+                "tokens": len(stream),
+                "bytes": sum(len(d.encode()) for d in documents),
+                "documents": len(documents),
+            }
     (out / "counts.json").write_text(json.dumps(counts, indent=1) + "\n")
     return counts
 
 
 def line_ends(tokenizer: Tokenizer) -> torch.Tensor:
-    """[vocab, 2]: for a token that ends in line ends, the tokens of what comes before and of the line ends; else zeros."""
+    """[vocab, 2]: for a token that ends in line ends, the tokens of what comes before and of the line ends;
+    else zeros."""
     table = torch.zeros(tokenizer.get_vocab_size(), 2, dtype=torch.int64)
     for i in range(len(table)):
         text = tokenizer.decode([i], skip_special_tokens=True)
         before = text.rstrip("\r\n")
         if before and before.strip() and before != text and "\ufffd" not in text:
-            parts = [tokenizer.encode(part, add_special_tokens=False).ids for part in (before, text[len(before) :])]
+            parts = [
+                tokenizer.encode(part, add_special_tokens=False).ids for part in (before, text[len(before) :])
+            ]
             if all(len(ids) == 1 for ids in parts):
                 table[i] = torch.tensor([parts[0][0], parts[1][0]])
     return table
@@ -81,15 +97,25 @@ def line_ends(tokenizer: Tokenizer) -> torch.Tensor:
 class Batches:
     """Random windows of the groups' streams. Half of them start at a document, as prompts do.
 
-    The tokenizer joins punctuation to the line end after it, but a prompt may stop between the two. So a share of such
-    tokens is split, or the model would hold that a line never ends there.
+    The tokenizer joins punctuation to the line end after it, but a prompt may stop between the two. So a
+    share of such tokens is split, or the model would hold that a line never ends there.
     """
 
-    def __init__(self, folder: Path, device: torch.device, seed: int, end: int = 0, split: float = 0.1) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, seed: int, end: int = 0, split: float = 0.1
+    ) -> None:
         self.split = split
         self.ends = line_ends(Tokenizer.from_file(str(folder / "tokenizer.json"))).to(device)
-        self.streams = {g: torch.from_numpy(np.load(folder / f"train-{g}.npy").astype(np.int16)).to(device) for g in GROUPS}
-        self.starts = {g: torch.cat((torch.zeros(1, dtype=torch.int64, device=device), (s == end).nonzero().flatten() + 1)) for g, s in self.streams.items()}
+        self.streams = {
+            g: torch.from_numpy(np.load(folder / f"train-{g}.npy").astype(np.int16)).to(device)
+            for g in GROUPS
+        }
+        self.starts = {
+            g: torch.cat(
+                (torch.zeros(1, dtype=torch.int64, device=device), (s == end).nonzero().flatten() + 1)
+            )
+            for g, s in self.streams.items()
+        }
         self.device = device
         self.generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -104,7 +130,9 @@ class Batches:
             stream, starts = self.streams[group], self.starts[group]
             at = torch.randint(len(stream) - length, (count,), generator=self.generator, device=self.device)
             begin = starts[torch.searchsorted(starts, at, right=True) - 1]
-            snap = (torch.rand(count, generator=self.generator, device=self.device) < 0.5) & (at - begin < length)
+            snap = (torch.rand(count, generator=self.generator, device=self.device) < 0.5) & (
+                at - begin < length
+            )
             at = torch.where(snap, begin, at)
             parts.append(stream[at.unsqueeze(1) + torch.arange(length, device=self.device)])
         return self._split_line_ends(torch.cat(parts).long())
@@ -121,10 +149,13 @@ class Batches:
         return out[:, : ids.shape[1]]
 
 
-def test_windows(folder: Path, group: str, length: int, limit: int | None = None) -> torch.Tensor:
-    """Successive windows of a group's held-out stream, [n, length]; each shares its last token with the next one's first."""
+def held_out_windows(folder: Path, group: str, length: int, limit: int | None = None) -> torch.Tensor:
+    """Successive windows of a group's held-out stream, [n, length]; each shares its last token with the next
+    one's first."""
     stream = np.load(folder / f"test-{group}.npy").astype(np.int64)
     count = (len(stream) - 1) // (length - 1)
     if limit is not None:
         count = min(count, limit)
-    return torch.from_numpy(np.stack([stream[i * (length - 1) : i * (length - 1) + length] for i in range(count)]))
+    return torch.from_numpy(
+        np.stack([stream[i * (length - 1) : i * (length - 1) + length] for i in range(count)])
+    )
