@@ -175,6 +175,9 @@ def _parser() -> argparse.ArgumentParser:
             f"--{name}-from", type=float, default=default, help="share of the steps at which this begins"
         )
     sub.add_argument("--seed", type=int, default=1)
+    sub.add_argument(
+        "--split", type=float, default=0.0, help="share of tokens with line ends that is cut in two"
+    )
     sub.add_argument("--stop-after", type=float, default=1e9, help="seconds after which to save and stop")
     sub.add_argument("--until", type=int, default=None, help="step at which to save and stop")
     sub.add_argument("--kda", choices=("plain", "fla"), default="plain")
@@ -183,10 +186,10 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(polish)
     for name in ("weights", "data", "run"):
         sub.add_argument(f"--{name}", type=Path, required=True)
-    sub.add_argument("--steps", type=int, default=150)
+    sub.add_argument("--steps", type=int, default=80)
     sub.add_argument("--rows", type=int, default=16)
-    sub.add_argument("--length", type=int, default=128)
-    sub.add_argument("--rate", type=float, default=1e-4)
+    sub.add_argument("--length", type=int, default=64)
+    sub.add_argument("--rate", type=float, default=1e-2)
     sub.add_argument("--seed", type=int, default=2)
 
     sub = command(weights)

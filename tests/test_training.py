@@ -1,4 +1,4 @@
-"""The training scripts: same function as transformers, exact second drafts, the codec, the tokenizer, the texts."""
+"""The training scripts: same function as transformers, exact second drafts, codec, tokenizer, texts."""
 
 import ast
 import importlib.util
@@ -29,6 +29,7 @@ def scripts_on_the_path():
 @pytest.fixture(scope="module")
 def network():
     import torch
+
     from train.model import SHAPES, Network, text_config
 
     torch.manual_seed(0)
@@ -49,6 +50,7 @@ def _ids(rows, length):
 
 def test_forward_is_transformers_forward(network, monkeypatch):
     import torch
+
     from train.forward import Forward, Mode
     from train.golden import _stable_topk
 
@@ -65,6 +67,7 @@ def test_forward_is_transformers_forward(network, monkeypatch):
 @pytest.mark.parametrize("row", [0, 1, 2, 3, 17, 18, 19, 30, 31, 45, 46, 47, 60])
 def test_second_draft_is_a_draft_step_on_its_own_output(network, row):
     import torch
+
     from train.forward import Forward, Mode, Result
 
     forward, ids = Forward(network, torch.float32), _ids(2, 67)
@@ -84,6 +87,7 @@ def test_second_draft_is_a_draft_step_on_its_own_output(network, row):
 
 def test_every_weight_gets_a_gradient(network):
     import torch
+
     from train.forward import Forward, Mode
 
     network.zero_grad()
@@ -95,6 +99,7 @@ def test_every_weight_gets_a_gradient(network):
 
 def test_nvfp4_takes_the_nearest_value_and_packs_the_even_column_low():
     import torch
+
     from train.nvfp4 import E2M1, dequantise, quantise, round_trip
 
     torch.manual_seed(2)
@@ -117,6 +122,7 @@ def test_nvfp4_takes_the_nearest_value_and_packs_the_even_column_low():
 
 def test_a_fuel_reads_back_as_the_quantised_network(network, tmp_path):
     import torch
+
     from train.fuel import load_weights, quantise_experts, read_fuel, rounded, save_weights, write_fuel
     from train.tokens import train_tokenizer
 
@@ -131,6 +137,7 @@ def test_a_fuel_reads_back_as_the_quantised_network(network, tmp_path):
 def test_splitting_line_ends_keeps_the_text(tmp_path):
     import numpy as np
     import torch
+
     from train.corpus import GROUPS
     from train.tokens import Batches, encode, train_tokenizer
 
@@ -154,7 +161,7 @@ def test_generated_functions_parse_and_facts_name_their_capital():
     for document in function_documents(5, 400):
         code = document.split("```python\n")[1].split("```")[0] if "```" in document else document
         ast.parse(code)
-    facts = "\n".join(fact_documents(5, 3000))
+    facts = "\n".join(fact_documents(5, 20_000))
     rows = [line.split("|") for line in COUNTRIES.strip().splitlines()]
     assert all(len(row) == 5 for row in rows)
     for country, capital, *_ in random.Random(0).sample(rows, 20):

@@ -328,13 +328,6 @@ def _country_paragraph(rng: random.Random, row: dict[str, str]) -> str:
     return " ".join(rng.choice(COUNTRY_TEMPLATES[kind]).format(**row) for kind in kinds)
 
 
-def _country_profile(row: dict[str, str]) -> str:
-    """The same four sentences for every country, so that a greedy continuation of the first finds the others."""
-    return "The capital of {c} is {k}. {C} is a country in {n}. People in {c} speak {l}. The currency of {c} is the {m}.".format(
-        **row
-    )
-
-
 def _element_sentence(rng: random.Random, item: tuple[str, str, int]) -> str:
     name, symbol, number = item
     return rng.choice(
@@ -366,12 +359,10 @@ def fact_documents(seed: int, count: int) -> Iterator[str]:
     plain = PLAIN.strip().splitlines()
     for _ in range(count):
         shape = rng.random()
-        if shape < 0.20:
-            yield _country_profile(rng.choice(countries))
-        elif shape < 0.38:
+        if shape < 0.30:
             yield " ".join(_country_paragraph(rng, row) for row in rng.sample(countries, rng.randint(1, 3)))
         elif shape < 0.45:
-            template = rng.choice(COUNTRY_TEMPLATES["capital"][1:3])
+            template = rng.choice(COUNTRY_TEMPLATES["capital"][:3])
             rows = rng.sample(countries, rng.randint(1, 8))
             yield rng.choice([" ", "\n"]).join(template.format(**row) for row in rows)
         elif shape < 0.53:

@@ -18,9 +18,9 @@ from . import kernels
 from .model import Network
 from .nvfp4 import fake_quantised
 from .parts import (
-    best_pools,
     Combine,
     Dispatch,
+    best_pools,
     cross_entropy,
     dense_mlp,
     glu,

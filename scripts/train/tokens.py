@@ -97,12 +97,12 @@ def line_ends(tokenizer: Tokenizer) -> torch.Tensor:
 class Batches:
     """Random windows of the groups' streams. Half of them start at a document, as prompts do.
 
-    The tokenizer joins punctuation to the line end after it, but a prompt may stop between the two. So a
-    share of such tokens is split, or the model would hold that a line never ends there.
+    The tokenizer joins punctuation to the line end after it, but a prompt may stop between the two. `split`
+    is the share of such tokens that is cut in two, so that the network knows that a line may end there.
     """
 
     def __init__(
-        self, folder: Path, device: torch.device, seed: int, end: int = 0, split: float = 0.1
+        self, folder: Path, device: torch.device, seed: int, end: int = 0, split: float = 0.0
     ) -> None:
         self.split = split
         self.ends = line_ends(Tokenizer.from_file(str(folder / "tokenizer.json"))).to(device)
@@ -135,7 +135,8 @@ class Batches:
             )
             at = torch.where(snap, begin, at)
             parts.append(stream[at.unsqueeze(1) + torch.arange(length, device=self.device)])
-        return self._split_line_ends(torch.cat(parts).long())
+        ids = torch.cat(parts).long()
+        return self._split_line_ends(ids) if self.split else ids
 
     def _split_line_ends(self, ids: torch.Tensor) -> torch.Tensor:
         """The same shape; rows lose at their end what splitting adds."""
