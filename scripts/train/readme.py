@@ -128,12 +128,13 @@ Greedy, from the fuel's own weights:
 
 ## Quality
 
-On held-out documents (1 % of each source, chosen by a hash of their path), in windows of {s.context} tokens. "BF16" is the same network with
-its routed experts before quantisation; both are run in float32.
+On held-out documents (1 % of each source, chosen by a hash of their path), in windows of {s.context} tokens, in float32. "BF16" is the
+same network with the routed experts' weights before quantisation. The experts were trained with quantisation in the loop,
+so that these weights were never used unrounded: the fuel predicts as well as they do, but not the same in every case.
 
 {_quality(figures)}
 
-The unweighted mean change of log p is {moved:.4f} nats. The experts were trained with their quantisation in the loop for the last part of the run.
+The unweighted mean change of log p is {moved:.3f} nats.
 
 Greedy draft acceptance, on the fuel's own continuations of held-out text:
 
@@ -153,8 +154,8 @@ Attention mass on complete pools that the {s.index_topk // 4} selected ones hold
 
 {training["text"]}
 
-Tokens: {", ".join(f"{GROUP_NAMES[g]} {n / 1e6:.1f} M" for g, n in train_tokens.items())}. `scripts/train_fuel.py` makes everything again from
-packages; its seed fixes corpus, initial weights and batches.
+Tokens: {", ".join(f"{GROUP_NAMES[g]} {n / 1e6:.1f} M" for g, n in train_tokens.items())}.
+`scripts/train_fuel.py` makes everything again from packages; its seed fixes corpus, initial weights and batches.
 
 ## Data and licences
 
