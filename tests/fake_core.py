@@ -2,7 +2,8 @@
 
 $FAKE_CORE is a JSON object: ``script`` (token ids that follow any prompt, in turn), ``vocab``,
 ``max_context``, ``step_seconds``, ``choices``, ``profile``, ``diagnostics``, ``interrupt_at`` (the step that
-meets a Ctrl-C), ``shift`` (added to log-probabilities). Run as a program it is the command line over the
+meets a Ctrl-C), ``shift`` (added to log-probabilities), ``nan`` (the last of them is none), ``read_rate``,
+``no_memory`` (to measure it). Run as a program it is the command line over the
 stand-in: ``python fake_core.py decode|rocket ARGUMENT…``.
 """
 
@@ -122,7 +123,10 @@ class CoreEngine:
         rank = (logits > of[:, None]).sum(1) + (
             (logits == of[:, None]) & (np.arange(VOCAB) < np.asarray(targets)[:, None])
         ).sum(1)
-        return of + SCRIPT.get("shift", 0.0), rank.astype(np.int32), logits.argmax(1).astype(np.int32)
+        of += SCRIPT.get("shift", 0.0)
+        if SCRIPT.get("nan"):
+            of[-1] = np.nan
+        return of, rank.astype(np.int32), logits.argmax(1).astype(np.int32)
 
     def sample(self, sampling, counter, row=-1, stream=-1):
         script = SCRIPT.get("script", [65])
@@ -176,7 +180,9 @@ def read_headers(directory):
 
 
 def read_rate_gb_s(bytes=0, threads=0, seconds=0.5):
-    return 10.0
+    if SCRIPT.get("no_memory"):
+        raise PlanError("read rate: the system refused 256.00 MiB")
+    return SCRIPT.get("read_rate", 10.0)
 
 
 def memory_available():

@@ -243,7 +243,10 @@ USAGE = {
     "seed too large": (("--seed", str(2**64), *PROMPT), ("--seed", f"found {2**64}")),
     "sampling": (("--sampling", "hot", *PROMPT), ("--sampling", "greedy, fuel", "found 'hot'")),
     "backend": (("--backend", "tpu", *PROMPT), ("--backend", "auto, cpu, cuda", "found 'tpu'")),
-    "threads zero": (("--threads", "0", *PROMPT), ("--threads", "from 1", "found 0")),
+    "threads negative": (("--threads", "-1", *PROMPT), ("--threads", "from 0", "found -1")),
+    "output without a name": (("--logits-out", "", *PROMPT), ("--logits-out: expected a file",)),
+    "output to -": (("--logits-out", "-", *PROMPT), ("--logits-out: expected a file", "standard output")),
+    "output to stdout": (("--logits-out", "/dev/stdout", *PROMPT), ("standard output",)),
     "threads absurd": (("--threads", "100000", *PROMPT), ("--threads", "found 100000")),
     "context zero": (("--max-context", "0", *PROMPT), ("--max-context", "from 1", "found 0")),
     "context negative": (("--max-context", "-5", *PROMPT), ("--max-context", "found -5")),
@@ -305,6 +308,33 @@ def test_places_that_cannot_be_written(fuel: Path, tmp_path: Path, place: str) -
     result = run_decode("--fuel", str(fuel), *PROMPT, "--logits-out", place, cwd=tmp_path)
     check_error(result, 1, "--logits-out: cannot write", place)
     assert tree(tmp_path) == before
+
+
+def test_outputs_destroy_no_input(fuel: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "fuel"
+    shutil.copytree(fuel, folder)
+    store = tmp_path / "store.safetensors"
+    (folder / "model.safetensors").rename(store)
+    (folder / "model.safetensors").symlink_to(store)
+    (tmp_path / "p").write_text("some text")
+    run_rocket("score", "fuel", "--text", "p", "--out", "scores", cwd=tmp_path)
+    (tmp_path / "link").symlink_to("p")
+    before = {name: (tmp_path / name).read_bytes() for name in tree(tmp_path) if (tmp_path / name).is_file()}
+    for place in ("fuel/model.safetensors", "fuel/new", str(store), "fuel/../fuel/config.json"):
+        lies = (f"{place} lies in the fuel",)
+        result = run_decode("--fuel", "fuel", *PROMPT, "--logits-out", place, cwd=tmp_path)
+        check_error(result, 2, "--logits-out", *lies)
+        result = run_rocket("score", "fuel", "--text", "p", "--out", place, cwd=tmp_path)
+        check_error(result, 2, "--out", *lies)
+    for place in ("p", "link"):
+        result = run_decode("--fuel", "fuel", "--prompt-file", "p", "--logits-out", place, cwd=tmp_path)
+        check_error(result, 2, f"--logits-out: {place} is the file of --prompt-file")
+        result = run_rocket("score", "fuel", "--text", "p", "--out", place, cwd=tmp_path)
+        check_error(result, 2, f"--out: {place} is the file of --text")
+    arguments = ("--text", "p", "--against", "scores", "--out", "scores")
+    check_error(run_rocket("score", "fuel", *arguments, cwd=tmp_path), 2, "is the file of --against")
+    after = {name: (tmp_path / name).read_bytes() for name in tree(tmp_path) if (tmp_path / name).is_file()}
+    assert after == before
 
 
 def test_memory_over_budget(fuel: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rocket import fuel as fuels
 from rocket.errors import CliError, UsageError, explain, one_line
 from rocket.options import check_choice, check_integer, check_real, parse_ids
 from rocket.output import AtomicFile, LogitsWriter
-from rocket.prompt import check_ids, context_for, read_prompt
+from rocket.prompt import check_ids, check_text, context_for, read_prompt
 from rocket.report import (
     Experts,
     Timing,
@@ -123,13 +123,26 @@ def test_context() -> None:
         context_for(5, 96, None, config)
     assert caught.value.hint == "use --tokens 95 or less"
     with pytest.raises(PlanError) as caught:
-        context_for(101, 0, None, config)
-    assert "shorten the prompt" in caught.value.hint
+        context_for(101, 30, None, config)
+    assert caught.value.hint == "shorten the prompt to 70 tokens or less"
+    context_for(70, 30, None, config)  # the hint is right
+    with pytest.raises(PlanError) as caught:
+        context_for(101, 200, None, config)
+    assert caught.value.hint == "shorten the prompt to 1 tokens or less, with --tokens 99 or less"
     with pytest.raises(PlanError) as caught:
         context_for(9, 5, 8, config)
     assert caught.value.hint == "use --max-context 14"
     with pytest.raises(InputError, match="expected 1 to 100, the model's own, found 101"):
         context_for(5, 10, 101, config)
+
+
+def test_prompts_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocket.inputs.MAX_BYTES", 1 << 20)
+    with pytest.raises(CliError, match="--prompt-file /dev/zero: too long: expected at most 1 MiB"):
+        read_prompt(None, "/dev/zero", None)
+    check_text("é" * 32, "prompt", 1)
+    with pytest.raises(PlanError, match="prompt: too long: 66 bytes, but the model holds 1 tokens"):
+        check_text("é" * 33, "prompt", 1)
 
 
 # --- errors ---
@@ -175,7 +188,7 @@ def test_fuels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == f"did you mean {tmp_path / 'a' / 'beta'}?"
     with pytest.raises(FuelError) as caught:
         fuels.resolve("zzzzzz")
-    assert "known fuels: alpha, beta" in caught.value.hint
+    assert "fuels with weights: alpha, beta" in caught.value.hint
     with pytest.raises(FuelError, match="expected a directory, found a file"):
         fuels.resolve(str(tmp_path / "a" / "alpha" / "config.json"))
     (tmp_path / "a" / "huge").mkdir()
@@ -214,8 +227,35 @@ def test_the_fuels_sampling(tmp_path: Path) -> None:
     write(tmp_path, "generation_config.json", {"temperature": 0.7})
     assert fuels.sampling_of(tmp_path).temperature == 0
     write(tmp_path, "generation_config.json", {"do_sample": True, "top_p": "high"})
-    with pytest.raises(FuelError, match="top_p: expected a number, found 'high'"):
+    with pytest.raises(FuelError, match=r'top_p: expected a number in \(0, 1\], found "high"'):
         fuels.sampling_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("top_k", 2.5),
+        ("top_k", -1),
+        ("top_k", 10**30),
+        ("top_k", True),
+        ("top_p", 0),
+        ("top_p", float("nan")),
+        ("min_p", 1),
+        ("temperature", -1),
+        ("temperature", 1e30),
+        ("temperature", float("inf")),
+        ("do_sample", "yes"),
+        ("do_sample", 1),
+    ],
+)
+def test_sampling_that_a_fuel_cannot_ask_for(tmp_path: Path, key: str, value: object) -> None:
+    write(tmp_path, "generation_config.json", {"do_sample": True, key: value})
+    with pytest.raises(FuelError) as caught:
+        fuels.sampling_of(tmp_path)
+    file = tmp_path / "generation_config.json"
+    assert str(caught.value).startswith(f"{file}: {key}: expected ")
+    assert str(caught.value).endswith(f", found {json.dumps(value)}")
+    assert caught.value.hint
 
 
 # --- reports ---

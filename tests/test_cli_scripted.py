@@ -178,6 +178,18 @@ def test_the_json_object(fuel: str) -> None:
     assert result["seed"] == 7
 
 
+def test_the_read_limit_is_left_out_where_it_is_none(fuel: str, tmp_path: Path) -> None:
+    for script in ({"no_memory": True}, {"read_rate": 1e-9}):  # no memory to measure it; above 1
+        file = tmp_path / "l"
+        arguments = ("--prompt", "x", "--tokens", "3", "--logits-out", str(file))
+        result = decode(fuel, *arguments, "--json", script=script)
+        assert (result.status, json.loads(result.out)["bytes"]["fraction_of_limit"]) == (0, None)
+        assert "read limit" not in result.err
+        assert len(load_file(file)["logits"]) == 3
+    bench = ("bench", "decode", "--fuel", fuel, "--pairs", "1", "--tokens", "4", "--prompt", "8")
+    assert run_fake("rocket", *bench, script={"no_memory": True}).status == 0
+
+
 def test_a_fuel_without_a_tokenizer_prints_ids(tmp_path: Path) -> None:
     fuel = make_fuel(tmp_path / "f")
     (fuel / "tokenizer.json").unlink()
@@ -216,12 +228,21 @@ def test_ctrl_c_keeps_what_was_printed(fuel: str, tmp_path: Path) -> None:
     assert result.out in ("AB\n", "ABC\n")  # the signal is seen during the second step or after it
     assert "Traceback" not in result.err
     assert "| prefill 1 tok," in result.err
-    assert tree(tmp_path) == []
+    assert len(load_file(tmp_path / "l")["logits"]) in (2, 3)  # the prompt's, and the steps that ended
+    assert tree(tmp_path) == ["l"]
 
 
-def test_ctrl_c_leaves_no_half_of_a_json_object(fuel: str) -> None:
+def test_ctrl_c_completes_the_json_object(fuel: str) -> None:
     result = decode(fuel, "--prompt", "x", "--json", script={"interrupt_at": 2})
-    assert (result.status, result.out) == (130, "")
+    whole = json.loads(result.out)
+    assert (result.status, whole["finish_reason"]) == (130, "interrupted")
+    assert whole["text"] == "A" * len(whole["token_ids"])
+    assert len(whole["token_ids"]) in (2, 3)
+
+
+def test_ctrl_c_is_not_called_a_cut(fuel: str) -> None:
+    result = decode(fuel, "--prompt", "x", "--chat", script={"interrupt_at": 2})
+    assert (result.status, "the answer was cut" in result.err) == (130, False)
 
 
 def test_a_termination_leaves_no_file(fuel: str, tmp_path: Path) -> None:
@@ -254,13 +275,19 @@ def in_a_shell(fuel: str, redirection: str) -> subprocess.CompletedProcess:
 
 def test_a_disk_that_is_full(fuel: str) -> None:
     done = in_a_shell(fuel, "--quiet > /dev/full")
-    message = b"error: No space left on device\n\nhint: check the path, its permissions and the space left\n"
-    assert (done.returncode, done.stderr) == (1, message)
+    message = b"error: standard output: cannot write: No space left on device\n\nhint: make room"
+    assert (done.returncode, done.stderr[: len(message)]) == (1, message)
+    done = in_a_shell(fuel, "--quiet --logits-out /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: --logits-out: cannot write /dev/full: No space left on device\n")
 
 
 def test_closed_streams(fuel: str) -> None:
     assert in_a_shell(fuel, "<&-").returncode == 0
-    assert in_a_shell(fuel, ">&-").returncode == 0
+    for more in ("", "--json", "--version", "--help"):
+        done = in_a_shell(fuel, f"{more} --quiet >&-")
+        message = b"error: standard output: cannot write: it is closed\n"
+        assert (done.returncode, message in done.stderr) == (1, True), (more, done.stderr)
     assert in_a_shell(fuel, "2>&-").stdout == b"AAA\n"
 
 
@@ -358,6 +385,24 @@ def test_the_gates_verdict_is_the_exit_status(fuel: str, tmp_path: Path) -> None
     summary = json.loads(score(fuel, *against, "--json", script={"shift": 1.5}).out)["summary"]
     assert summary["comparison"]["mean_abs_delta"] == pytest.approx(1.5)
     assert summary["comparison"]["over_1_nat"] == summary["scored"]
+
+
+def test_log_probabilities_that_are_no_numbers(fuel: str, tmp_path: Path) -> None:
+    text, out, fine = tmp_path / "text", tmp_path / "out.json", tmp_path / "fine.json"
+    text.write_text("some text")
+    broken = {"nan": True}
+    check_error(
+        score(fuel, "--text", str(text), "--out", str(out), script=broken), 1, "token 4 (id 116) is nan"
+    )
+    assert not out.exists()
+    score(fuel, "--text", str(text), "--out", str(fine))
+    failed = score(fuel, "--text", str(text), "--against", str(fine), "--out", str(out), script=broken)
+    assert (failed.status, "gate                FAILS" in failed.out) == (1, True)
+    # Broken here and there alike is broken.
+    again = score(fuel, "--text", str(text), "--against", str(out), script=broken)
+    assert (again.status, "not finite          1 tokens" in again.out) == (1, True)
+    fine.write_text(fine.read_text().replace(",\n[116", '\n], "summary": {}}\n[116'))
+    check_error(score(fuel, "--text", str(text), "--against", str(fine)), 1, "expected 5 rows, found 4")
 
 
 def test_runs_over_other_texts_are_not_compared(fuel: str, tmp_path: Path) -> None:

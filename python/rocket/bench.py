@@ -1,5 +1,6 @@
 """rocket bench: how fast a fuel decodes on this machine, beside what the memory could do."""
 
+import contextlib
 import json
 import statistics
 import time
@@ -17,6 +18,7 @@ from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import UsageError
 from rocket.fuel import random_fuel, resolve
+from rocket.loading import load_engine
 from rocket.options import check_choice, check_integer, check_real, flag, integer, number, string
 from rocket.prompt import context_for
 from rocket.report import format_bytes, format_rate
@@ -64,7 +66,8 @@ class Bench:
     def pair(self) -> Pair:
         rate = None
         if self.engine.info["backend"] == "cpu":  # it is the CPU's memory that is measured
-            rate = _core.read_rate_gb_s(threads=self.engine.info["threads"], seconds=self.read_seconds)
+            with contextlib.suppress(_core.Error, MemoryError):  # no memory for it beside the weights
+                rate = _core.read_rate_gb_s(threads=self.engine.info["threads"], seconds=self.read_seconds)
         with self.engine.open() as stream:
             prefill = _timed(lambda: stream.feed(self.prompt))
             decode = _timed(lambda: self._decode(stream, self.tokens))
@@ -130,22 +133,16 @@ def decode(
     The read rate and the decoding are measured in turn, and the share is the median over these pairs.
     """
     check_choice("--backend", backend, ("auto", "cpu", "cuda"))
-    check_integer("--threads", threads, 0, 1024)
+    check_integer("--threads", threads, 0)
     for option, value in (("--prompt", prompt), ("--tokens", tokens), ("--pairs", pairs)):
         check_integer(option, value, 1)
     check_real("--read-seconds", read_seconds, 0.01, 60)
     notes = Notes(quiet)
     folder = _fuel(fuel, preset, notes)
     context_for(prompt, tokens, None, _core.read_config(str(folder)))
-    with notes.progress("loading") as progress:
-        engine = Engine(
-            folder,
-            backend=backend,
-            threads=threads,
-            max_context=prompt + tokens,
-            max_streams=1,
-            progress=progress,
-        )
+    engine = load_engine(
+        folder, notes, backend=backend, threads=threads, max_context=prompt + tokens, max_streams=1
+    )
     with engine:
         notes.choices(engine.info["choices"])
         bench = Bench(engine, prompt, tokens, read_seconds)

@@ -12,8 +12,8 @@ from rocket import _core
 from rocket.booster import GIB, OS_RESERVE_GIB, Booster, parse
 from rocket.console import Notes, write_data
 from rocket.disk_rate import DiskRates, disk_rates
-from rocket.errors import CliError, describe_os_error
-from rocket.options import check_integer, check_real, flag, integer, number, string
+from rocket.errors import CliError, reason_of
+from rocket.options import check_integer, check_output_name, check_real, flag, integer, number, string
 from rocket.output import AtomicFile
 
 DEVICE_RESERVE_GIB = 2.0  # for the driver's context and what the runtime asks for
@@ -181,7 +181,7 @@ def report_json(m: Measured, out: str, profile: Booster) -> dict[str, Any]:
 
 
 def _cannot_use(folder: Path, error: OSError) -> CliError:
-    reason = describe_os_error(OSError(error.errno, error.strerror))
+    reason = reason_of(error)
     return CliError(
         f"--disk: cannot use {folder}: {reason}", "give a folder that exists, is yours and has room"
     )
@@ -221,7 +221,8 @@ def host(
     the CPU and its memory, and says so.
     """
     check_integer("--disk-mib", disk_mib, 4, 1 << 20)
-    check_integer("--threads", threads, 0, 1024)
+    check_integer("--threads", threads, 0)
+    check_output_name("--out", out)
     check_real("--seconds", seconds, 0.01, 60)
     folder = Path(disk)
     _check_disk(folder, disk_mib)

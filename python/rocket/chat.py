@@ -12,6 +12,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rocket.failures import fuel_error
 from rocket.fuel import read_json
 
+MAX_ADDED = 16 << 20  # characters that a template may put around the messages
+
 Message = dict[str, Any]
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -19,6 +21,10 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 class _TemplateError(Exception):
     """raise_exception() was called in the template."""
+
+
+class _TooLongError(Exception):
+    """The template's output has no end in sight."""
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -90,9 +96,15 @@ class ChatTemplate:
     def render(self, messages: list[Message], add_generation_prompt: bool = True, **more: Any) -> str:
         names = {name: value for name, value in self._names.items() if value is not None}
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **{**names, **more}
+            return self._pieces(
+                {"messages": messages, "add_generation_prompt": add_generation_prompt, **names, **more}
             )
+        except _TooLongError:
+            raise fuel_error(
+                f"{self.file}: expected a chat template that adds at most {MAX_ADDED >> 20} MiB, "
+                "found one that goes on",
+                "correct the template, or give a plain prompt without --chat",
+            ) from None
         except _TemplateError as error:
             raise fuel_error(
                 f"{self.file}: the chat template refuses: {error}", "change the messages"
@@ -102,6 +114,16 @@ class ChatTemplate:
                 f"{self.file}: the chat template failed: {type(error).__name__}: {error}",
                 "correct the template, or give a plain prompt without --chat",
             ) from error
+
+    def _pieces(self, values: dict[str, Any]) -> str:
+        room = MAX_ADDED + 2 * sum(len(str(message)) for message in values["messages"])
+        pieces: list[str] = []
+        for piece in self._template.generate(values):
+            room -= len(piece)
+            if room < 0:
+                raise _TooLongError
+            pieces.append(piece)
+        return "".join(pieces)
 
     def generation_prompt(self, messages: list[Message]) -> str:
         """What the template puts after the messages to open the answer."""

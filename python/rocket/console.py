@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rocket.errors import ReaderGoneError, one_line
+from rocket.errors import ReaderGoneError, StdoutError, one_line
 
 Progress = Callable[[int, int], None]
 
@@ -51,3 +51,5 @@ def write_data(data: str | bytes) -> None:
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise ReaderGoneError from None
+    except OSError as error:
+        raise StdoutError(error) from error

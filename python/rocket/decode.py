@@ -5,11 +5,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from rocket.errors import run_command_line
-from rocket.options import MAX_SEED, check_choice, check_integer, check_real, flag, integer, number, string
+from rocket.options import (
+    MAX_SEED,
+    check_choice,
+    check_integer,
+    check_output_name,
+    check_real,
+    flag,
+    integer,
+    number,
+    string,
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-MAX_THREADS = 1024
 MAX_CHUNK = 65536
 
 
@@ -51,7 +60,7 @@ def decode(
     ] = None,
     seed: Annotated[int, integer("The same seed draws the same tokens.")] = 0,
     backend: Annotated[str, string("auto|cpu|cuda", "What computes.")] = "auto",
-    threads: Annotated[int | None, integer("CPU threads. By default all that may be used.")] = None,
+    threads: Annotated[int | None, integer("CPU threads; 0, the default, is all that may be used.")] = None,
     max_context: Annotated[int | None, integer("Room for N tokens. By default what the run needs.")] = None,
     prefill_chunk: Annotated[int | None, integer("Feed the prompt N tokens at a time.")] = None,
     json: Annotated[bool, flag("--json", "Print one JSON object instead of the text.")] = False,
@@ -82,11 +91,13 @@ def decode(
     if min_p is not None:
         check_real("--min-p", min_p, 0, 1, with_high=False)
     if threads is not None:
-        check_integer("--threads", threads, 1, MAX_THREADS)
+        check_integer("--threads", threads, 0)
     if max_context is not None:
         check_integer("--max-context", max_context, 1)
     if prefill_chunk is not None:
         check_integer("--prefill-chunk", prefill_chunk, 1, MAX_CHUNK)
+    if logits_out is not None:
+        check_output_name("--logits-out", logits_out)
 
     from rocket.prompt import read_prompt
 
@@ -116,7 +127,9 @@ def decode(
         diagnostics=diagnostics,
         quiet=quiet,
     )
-    return run(options, logits_out)
+    reads_stdin = prompt is None and prompt_file is None and prompt_ids is None
+    inputs = {"--prompt-file": prompt_file, "standard input": 0 if reads_stdin else None}
+    return run(options, logits_out, inputs)
 
 
 def main() -> NoReturn:

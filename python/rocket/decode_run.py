@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from rocket.chat import ChatTemplate, ends_inside_thinking
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import EXIT_INTERRUPTED, UsageError
-from rocket.failures import plan_error
-from rocket.fuel import eos_ids, random_fuel, resolve, sampling_of
+from rocket.failures import fuel_error, plan_error
+from rocket.fuel import cache_dir, eos_ids, random_fuel, resolve, sampling_of
+from rocket.loading import load_engine
+from rocket.options import check_output_place
 from rocket.output import LogitsWriter
-from rocket.prompt import Prompt, check_ids, context_for
+from rocket.prompt import Prompt, check_ids, check_text, context_for
 from rocket.report import (
     Experts,
     Stage,
@@ -117,11 +120,18 @@ class Decoder:
             return prompt.ids
         assert prompt.text is not None
         assert self.tokenizer is not None
+        check_text(prompt.text, "prompt", self.config["max_position_embeddings"])
         if self.options.chat:
             template = ChatTemplate(self.folder)
             messages = [{"role": "user", "content": prompt.text}]
             self.opening = template.generation_prompt(messages)
-            return self.tokenizer.encode(template.render(messages), add_special_tokens=False)
+            ids = self.tokenizer.encode(template.render(messages), add_special_tokens=False)
+            if not ids:
+                raise fuel_error(
+                    f"{template.file}: expected a chat template that writes a prompt, found no tokens",
+                    "correct the template, or give a plain prompt without --chat",
+                )
+            return ids
         ids = self.tokenizer.encode(prompt.text)
         if not ids:
             raise UsageError("the prompt is empty: it has no tokens", "give a longer prompt")
@@ -150,16 +160,15 @@ class Decoder:
     def execute(self) -> int:
         o = self.options
         start = time.perf_counter()
-        with self.notes.progress("loading") as progress:
-            engine = Engine(
-                self.folder,
-                backend=o.backend,
-                threads=o.threads,
-                max_context=self.context,
-                max_rows=o.prefill_chunk,
-                max_streams=1,
-                progress=progress,
-            )
+        engine = load_engine(
+            self.folder,
+            self.notes,
+            backend=o.backend,
+            threads=o.threads,
+            max_context=self.context,
+            max_rows=o.prefill_chunk,
+            max_streams=1,
+        )
         with engine:
             self.run.timing.load_s = time.perf_counter() - start
             self._check_delivered(engine.info["max_context"])
@@ -170,6 +179,7 @@ class Decoder:
                 self._generate(engine)
             except KeyboardInterrupt:
                 self.run.interrupted = True
+                self.run.finish = "interrupted"
             self._finish(engine)
         return EXIT_INTERRUPTED if self.run.interrupted else 0
 
@@ -260,22 +270,21 @@ class Decoder:
         if not o.json and run.pieces and not run.pieces[-1].endswith("\n"):
             write_data("\n")
         limit = self._read_limit(engine)
-        if o.json and not run.interrupted:
+        if o.json:
             write_data(json.dumps(self._as_json(engine, limit), ensure_ascii=False, allow_nan=False) + "\n")
         if o.profile:
             self._say_profile()
         if run.layers:
             self.notes.always(diagnostics_table(run.layers, engine.info["topk"]))
         if self._cut_in_thinking():
-            self.notes.say(
-                f"the answer was cut inside <think>, after {len(run.ids)} tokens; --tokens allows more"
-            )
+            more = "; --tokens allows more" if run.finish == "length" else ""
+            self.notes.say(f"the answer was cut inside <think>, after {len(run.ids)} tokens{more}")
         self.notes.say(
             closing_line(len(run.ids), run.timing, run.decode_experts, self._fraction(engine, limit))
         )
 
     def _cut_in_thinking(self) -> bool:
-        if self.tokenizer is None or not self.run.ids:
+        if self.tokenizer is None or not self.run.ids or self.run.interrupted:
             return False
         return ends_inside_thinking(self.opening + self.tokenizer.decode(self.run.ids, skip_special=False))
 
@@ -301,11 +310,16 @@ class Decoder:
         size = min(READ_RATE_BYTES, _core.memory_available()[0] // 4)
         if size < READ_RATE_BYTES // 8:  # would fit in caches
             return None
-        return _core.read_rate_gb_s(size, engine.info["threads"], READ_RATE_SECONDS)
+        try:
+            return _core.read_rate_gb_s(size, engine.info["threads"], READ_RATE_SECONDS)
+        except (_core.Error, MemoryError):  # the run itself is done: a figure beside it must not fail it
+            return None
 
     def _fraction(self, engine: Engine, limit: float | None) -> float | None:
+        """None also above 1: the weights fit the cache, and the memory's rate is no limit."""
         rate = self.run.timing.decode_tok_s
-        return engine.info["token_bytes"] * rate / (limit * 1e9) if limit and rate else None
+        share = engine.info["token_bytes"] * rate / (limit * 1e9) if limit and rate else None
+        return share if share is not None and share <= 1 else None
 
     def _as_json(self, engine: Engine, limit: float | None) -> dict[str, Any]:
         run, info = self.run, engine.info
@@ -347,11 +361,13 @@ class Decoder:
         return result
 
 
-def decode(options: DecodeOptions, logits_out: str | None) -> int:
-    """Runs, and writes the logits' file whole or not at all."""
+def decode(
+    options: DecodeOptions, logits_out: str | None, inputs: Mapping[str, str | int | None] | None = None
+) -> int:
+    """Runs, and writes the logits' file whole or not at all. ``inputs`` are files that must outlive it."""
     with contextlib.ExitStack() as stack:
+        if logits_out is not None:
+            fuel = cache_dir() / "fuels" if options.fuel is None else resolve(options.fuel)
+            check_output_place("--logits-out", logits_out, fuel, inputs or {})
         logits = stack.enter_context(LogitsWriter(logits_out, "--logits-out")) if logits_out else None
-        status = Decoder(options, logits).execute()
-        if status and logits is not None:
-            logits.discard()
-    return status
+        return Decoder(options, logits).execute()

@@ -5,11 +5,13 @@ range, two prompts. Status 1 is any other failure. 130 is Ctrl-C, 141 a reader o
 away.
 """
 
+import errno
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -35,6 +37,16 @@ class UsageError(CliError):
     """The command line cannot be right."""
 
     status = EXIT_USAGE
+
+
+class StdoutError(CliError):
+    """Standard output takes no more."""
+
+    def __init__(self, error: OSError) -> None:
+        closed = error.errno == errno.EBADF
+        reason = "it is closed" if closed else error.strerror or str(error)
+        hint = "redirect it to a file or to /dev/null" if closed else "make room, or redirect it elsewhere"
+        super().__init__(f"standard output: cannot write: {reason}", hint)
 
 
 class ReaderGoneError(Exception):
@@ -69,8 +81,23 @@ def print_error(message: str, hint: str) -> None:
     sys.stderr.buffer.flush()
 
 
+def reason_of(error: OSError) -> str:
+    return error.strerror or (str(error.args[-1]) if error.args else type(error).__name__)
+
+
+@contextmanager
+def naming(what: str, hint: str) -> Iterator[None]:
+    """Says of an OSError what was being done, and to which file."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CliError(f"{what}: {reason_of(error)}", hint) from error
+
+
 def describe_os_error(error: OSError) -> str:
-    where = f": {error.filename}" if error.filename else ""
+    where = f": {error.filename}" if error.filename else ": reading or writing a file"
     return f"{error.strerror or error}{where}"
 
 
@@ -103,21 +130,42 @@ def _silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _flush_stdout() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StdoutError(error) from error
+
+
+def _stdout_fails() -> bool:
+    """Whether what it has buffered cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
 def run_command(command: Callable[[], int | None]) -> int:
     """Runs a command and turns whatever it raises into a message and an exit status."""
     try:
-        status = command() or 0
-        sys.stdout.flush()
+        try:
+            status = command() or 0
+        except typer.Exit as stop:
+            status = stop.exit_code
+        _flush_stdout()
         return status
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except (ReaderGoneError, BrokenPipeError):
         _silence_stdout()
         return EXIT_BROKEN_PIPE
-    except typer.Exit as stop:
-        return stop.exit_code
     except Exception as error:
-        if isinstance(error, OSError):  # standard output itself may be full
+        if isinstance(error, OSError) and error.filename is None and _stdout_fails():
+            error = StdoutError(error)  # typer's own text
+        if isinstance(error, StdoutError | OSError):
             _silence_stdout()
         if os.environ.get("ROCKET_TRACEBACK"):
             traceback.print_exc()
@@ -127,10 +175,13 @@ def run_command(command: Callable[[], int | None]) -> int:
 
 
 def _open_closed_streams() -> None:
-    # Python has None for a standard stream that was closed by whatever started it.
+    # Python has None for a standard stream that was closed by whatever started it. Its descriptor is taken,
+    # lest another file gets the number; that of standard output cannot be written, so that lost output is an
+    # error.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123  (it stays open to the end)
+            access = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+            setattr(sys, name, os.fdopen(os.open(os.devnull, access), mode))
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

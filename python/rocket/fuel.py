@@ -66,8 +66,19 @@ def _close_directories(path: Path) -> list[str]:
     return []
 
 
+def _bare_names(fuels: dict[str, Path]) -> list[str]:
+    """Names with a manifest and no weights."""
+    found: set[str] = set()
+    for place in search_path():
+        with contextlib.suppress(OSError):
+            found |= {folder.name for folder in place.iterdir() if (folder / "fuel.yaml").is_file()}
+    return sorted(found - set(fuels))
+
+
 def _known_hint(fuels: dict[str, Path]) -> str:
-    known = f"known fuels: {', '.join(fuels)}" if fuels else "no named fuels are installed"
+    known = f"fuels with weights: {', '.join(fuels)}" if fuels else "no named fuel has weights here"
+    if bare := _bare_names(fuels):
+        known += f" ({', '.join(bare)}: manifest only)"
     return f"{known}; or give the directory that holds config.json, or set ROCKET_FUELS to folders of fuels"
 
 
@@ -135,21 +146,40 @@ def sampling_of(folder: Path) -> FuelSampling:
         )
     values = read_json(file)
 
-    def number(key: str, default: float) -> float:
+    def checked(key: str, default: Any, expected: str, right: Callable[[Any], bool]) -> Any:
         value = values.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise fuel_error(f"{file}: {key}: expected a number, found {value!r}", "correct the file")
+        if not right(value):
+            raise fuel_error(
+                f"{file}: {key}: expected {expected}, found {_shown(value)}",
+                f"correct the file, or leave out --sampling and give --{key.replace('_', '-')} and the like",
+            )
         return value
 
-    greedy = not values.get("do_sample", False)
-    return FuelSampling(
-        temperature=0.0 if greedy else float(number("temperature", 1.0)),
-        top_k=int(number("top_k", 0)),
-        top_p=float(number("top_p", 1.0)),
-        min_p=float(number("min_p", 0.0)),
+    samples = checked("do_sample", False, "true or false", lambda v: isinstance(v, bool))
+    temperature = checked(
+        "temperature", 1.0, "a number in [0, 100]", lambda v: _is_number(v) and 0 <= v <= 100
     )
+    return FuelSampling(
+        temperature=float(temperature) if samples else 0.0,
+        top_k=checked("top_k", 0, "an integer from 0 to 2147483647", _is_count),
+        top_p=float(checked("top_p", 1.0, "a number in (0, 1]", lambda v: _is_number(v) and 0 < v <= 1)),
+        min_p=float(checked("min_p", 0.0, "a number in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1)),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)  # nan fails every comparison
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def cache_dir() -> Path:
@@ -193,6 +223,11 @@ def random_fuel(preset: str = "tiny", progress: Callable[[int, int], None] | Non
         except OSError as error:
             if not final.is_dir():
                 raise fuel_error(f"{final}: {error.strerror}", "remove it, or give --fuel") from error
+    except OSError as error:
+        raise fuel_error(
+            f"cannot make a random fuel in {place}: {error.strerror or error}",
+            "make room, set XDG_CACHE_HOME to another folder, or give --fuel",
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return final

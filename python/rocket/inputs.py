@@ -2,8 +2,9 @@
 
 from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO
 
-from rocket.errors import CliError, describe_os_error
+from rocket.errors import CliError, naming, reason_of
 
 
 def open_file(path: str, option: str) -> BufferedReader:
@@ -12,15 +13,28 @@ def open_file(path: str, option: str) -> BufferedReader:
             raise IsADirectoryError(None, "it is a directory")
         return Path(path).open("rb")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        reason = (
-            describe_os_error(OSError(error.errno, error.strerror)) if isinstance(error, OSError) else error
-        )
+        reason = reason_of(error) if isinstance(error, OSError) else error
         raise CliError(f"{option}: cannot read {path}: {reason}", "give a file that exists") from error
+
+
+READ_HINT = "check the file and the disk it is on"
+MAX_BYTES = 128 << 20  # of a file that is read as a whole
 
 
 def read_file(path: str, option: str) -> bytes:
     with open_file(path, option) as file:
-        return file.read()
+        return read_whole(file, f"{option} {path}")
+
+
+def read_whole(file: BinaryIO, name: str) -> bytes:
+    """All of a file or pipe, which may have no end."""
+    with naming(f"{name}: cannot read", READ_HINT):
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise CliError(
+            f"{name}: too long: expected at most {MAX_BYTES >> 20} MiB, found more", "give less text"
+        )
+    return data
 
 
 def decode_text(data: bytes, name: str, offset: int = 0) -> str:

@@ -1,7 +1,11 @@
 """Options and checks of their values. A complaint names the option, what it takes and what was found."""
 
 import math
+import os
 import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -74,6 +78,61 @@ def check_real(
             "see --help for the default",
         )
     return value
+
+
+def check_output_name(option: str, path: str) -> None:
+    """Throws UsageError for names that are no file of their own."""
+    if not path:
+        raise UsageError(f"{option}: expected a file, found an empty name", "give the name of a file")
+    stdout = path in ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+    if stdout or (_is_regular(1) and _same_file(path, 1)):
+        raise UsageError(
+            f"{option}: expected a file, found {path}, which is standard output; that has its own use",
+            "give the name of a file",
+        )
+
+
+def check_output_place(
+    option: str, path: str, fuel: Path | None, inputs: Mapping[str, str | int | None]
+) -> None:
+    """Throws UsageError if writing there would damage the fuel or an input (a file, or a descriptor)."""
+    for name, given in inputs.items():
+        if given is not None and _same_file(path, given) and _is_regular(given):
+            message = f"{option}: {path} is the file of {name}, and would be lost"
+            raise UsageError(message, "give another file")
+    if fuel is None:
+        return
+    place, folder = _real(path), _real(fuel)
+    # A fuel's files may be links into a store elsewhere.
+    if place.is_relative_to(folder) or any(_same_file(path, file) for file in _files(folder)):
+        raise UsageError(
+            f"{option}: {path} lies in the fuel {fuel}, which would be damaged", "give a file elsewhere"
+        )
+
+
+def _real(path: str | Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return [file for file in folder.iterdir() if file.is_file()]
+    except OSError:
+        return []
+
+
+def _same_file(one: str, other: str | int | Path) -> bool:
+    try:
+        return os.path.samestat(os.stat(one), os.stat(other))  # noqa: PTH116  (one may be a descriptor)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_regular(given: str | int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(given).st_mode)  # noqa: PTH116
+    except (OSError, ValueError):
+        return False
 
 
 def parse_ids(option: str, text: str, below: int = 2**31) -> list[int]:

@@ -12,7 +12,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from rocket.errors import CliError, describe_os_error
+from rocket.errors import CliError, naming, reason_of
+
+ROOM_HINT = "make room, or give a file on another disk"
 
 
 class AtomicFile:
@@ -48,18 +50,24 @@ class AtomicFile:
             os.fchmod(handle, mode)
             return os.fdopen(handle, "w+b")
         except OSError as error:
-            reason = describe_os_error(OSError(error.errno, error.strerror))
+            reason = reason_of(error)
             raise CliError(
                 f"{self.option}: cannot write {given}: {reason}",
                 "give a file in a folder that exists and is yours",
             ) from error
 
+    @property
+    def is_regular(self) -> bool:
+        """Whether it is a file that appears at the end, not a device or a pipe."""
+        return self._temporary is not None
+
     def commit(self) -> None:
         try:
-            self.file.close()  # may still run out of space
-            if self._temporary is not None:
-                self._temporary.replace(self.target)
-                self._temporary = None
+            with naming(f"{self.option}: cannot write {self.target}", ROOM_HINT):
+                self.file.close()  # may still run out of space
+                if self._temporary is not None:
+                    self._temporary.replace(self.target)
+                    self._temporary = None
         finally:
             self._remove()
 
@@ -117,8 +125,9 @@ class LogitsWriter:
 
     def append(self, logits: npt.NDArray[np.float32]) -> None:
         rows, self._vocab = logits.shape
-        self._rows += rows
-        self._out.file.write(np.ascontiguousarray(logits, dtype="<f4").tobytes())
+        with naming(f"{self._out.option}: cannot write {self._out.target}", ROOM_HINT):
+            self._out.file.write(np.ascontiguousarray(logits, dtype="<f4").tobytes())
+        self._rows += rows  # only now: a Ctrl-C may come before
 
     def _header(self) -> bytes:
         shape = [self._rows, self._vocab]
@@ -137,9 +146,12 @@ class LogitsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None or self._discarded:
+        if kind is not None or self._discarded or not self._rows:
             self._out.discard()
             return
-        with self._out:
+        with self._out, naming(f"{self._out.option}: cannot write {self._out.target}", ROOM_HINT):
+            end = 8 + self.HEADER_BYTES + 4 * self._rows * self._vocab
+            if self._out.is_regular:
+                self._out.file.truncate(end)  # less what a Ctrl-C left of a row
             self._out.file.seek(0)
             self._out.file.write(self._header())

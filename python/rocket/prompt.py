@@ -6,8 +6,10 @@ from typing import Any
 
 from rocket.errors import UsageError
 from rocket.failures import input_error, plan_error
-from rocket.inputs import decode_text, read_file
+from rocket.inputs import decode_text, read_file, read_whole
 from rocket.options import parse_ids
+
+BYTES_A_TOKEN = 64  # no text has tokens that are longer in the mean
 
 _SOURCES_HINT = "give one of --prompt, --prompt-file, --prompt-ids, or pipe the text into standard input"
 
@@ -55,7 +57,7 @@ def read_prompt(text: str | None, file: str | None, ids: str | None, chat: bool 
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError("no prompt", _SOURCES_HINT)
         name = "standard input"
-        text = _trimmed(decode_text(sys.stdin.buffer.read(), name))
+        text = _trimmed(decode_text(read_whole(sys.stdin.buffer, name), name))
     if not text:
         raise UsageError(f"{name}: the prompt is empty", _SOURCES_HINT)
     return Prompt(text=text)
@@ -71,6 +73,16 @@ def check_ids(ids: list[int], vocab: int) -> None:
             )
 
 
+def check_text(text: str, name: str, limit: int) -> None:
+    """Throws before a text is tokenized that no context could hold: that would take minutes."""
+    found, room = len(text.encode("utf-8", "surrogatepass")), BYTES_A_TOKEN * limit
+    if found > room:
+        raise plan_error(
+            f"{name}: too long: {found} bytes, but the model holds {limit} tokens ({room} bytes at the most)",
+            "shorten the prompt",
+        )
+
+
 def context_for(prompt: int, tokens: int, asked: int | None, config: dict[str, Any]) -> int:
     """The context that a run needs. Throws if it is more than was asked for or than the model has."""
     limit, needed = int(config["max_position_embeddings"]), prompt + tokens
@@ -82,12 +94,13 @@ def context_for(prompt: int, tokens: int, asked: int | None, config: dict[str, A
         )
     if needed > limit:
         room = limit - prompt
-        hint = (
-            f"use --tokens {room} or less" if room >= 0 else f"shorten the prompt to {limit} tokens or less"
-        )
+        shorter = f"shorten the prompt to {max(limit - tokens, 1)} tokens or less"
+        if tokens >= limit:
+            shorter += f", with --tokens {limit - 1} or less"
+        hint = f"use --tokens {room} or less" if room >= 0 else shorter
         raise plan_error(f"context: {numbers}, but the model holds {limit}", hint)
     if asked is not None and needed > asked:
-        hint = f"use --max-context {needed}"
+        hint = f"use --max-context {needed}"  # it is within the model's limit, as seen above
         if asked >= prompt:
             hint += f", or --tokens {asked - prompt}"
         raise plan_error(f"context: {numbers}, but --max-context is {asked}", hint)

@@ -18,7 +18,16 @@ from rocket.console import Notes, write_data
 from rocket.engine import Engine
 from rocket.errors import CliError, UsageError
 from rocket.fuel import resolve
-from rocket.options import check_choice, check_integer, flag, integer, string
+from rocket.loading import load_engine
+from rocket.options import (
+    check_choice,
+    check_integer,
+    check_output_name,
+    check_output_place,
+    flag,
+    integer,
+    string,
+)
 from rocket.output import AtomicFile
 from rocket.score_file import Comparison, ScoreReader, ScoreWriter
 from rocket.score_run import Scorer
@@ -122,19 +131,24 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _score(
-    scorer: Scorer, head: dict[str, Any], file: BinaryIO | None, other: ScoreReader | None
+    scorer: Scorer, head: dict[str, Any], file: BinaryIO | None, place_of_rows: str, other: ScoreReader | None
 ) -> tuple[dict[str, Any], Comparison | None]:
     """Runs; the rows go to the file as they come."""
-    writer = ScoreWriter(file, head) if file else None
+    writer = ScoreWriter(file, head, place_of_rows) if file else None
     comparison = Comparison() if other else None
     theirs = other.rows() if other else iter(())
+    place = 0
     start = time.perf_counter()
     for rows in scorer.blocks():
         if writer:
             writer.write(rows)
         if comparison:
             for row in rows:
-                comparison.add(row, next(theirs, (row[0], None, None, None)))
+                against = next(theirs, None)
+                if against is None and other:
+                    raise other.too_short(place)
+                comparison.add(row, against)
+                place += 1
     summary = {
         "tokens": head["tokens"],
         "max_context": head["max_context"],
@@ -165,29 +179,32 @@ def _head(engine: Engine, folder: Path, source: TextIds, scorer: Scorer) -> dict
 def run(o: ScoreOptions) -> int:
     notes = Notes(o.quiet)
     folder = resolve(o.fuel)
+    if o.out is not None:
+        inputs = {"--text": o.text, "--ids": o.ids, "--against": o.against}
+        check_output_place("--out", o.out, folder, inputs)
     config = _core.read_config(str(folder))
     source = _load_text(folder, o)
     _check_text(source, config, o.max_context)
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(contextlib.closing(ScoreReader(o.against))) if o.against else None
         file = stack.enter_context(_output(o.out, o.json))
-        with notes.progress("loading") as progress:
-            engine = Engine(
-                folder,
-                backend=o.backend,
-                threads=o.threads,
-                max_context=o.max_context or 0,
-                max_rows=o.chunk,
-                max_streams=1,
-                progress=progress,
-            )
+        engine = load_engine(
+            folder,
+            notes,
+            backend=o.backend,
+            threads=o.threads,
+            max_context=o.max_context or 0,
+            max_rows=o.chunk,
+            max_streams=1,
+        )
         stack.enter_context(engine)
         notes.choices(engine.info["choices"])
-        scorer = Scorer(engine, source, o.chunk, notes)
+        scorer = Scorer(engine, source, o.chunk, notes, strict=other is None)
         head = _head(engine, folder, source, scorer)
         if other:
             _compare_heads(head, other, notes)
-        summary, comparison = _score(scorer, head, file, other)
+        where = f"--out {o.out}" if o.out else f"a temporary file in {tempfile.gettempdir()}"
+        summary, comparison = _score(scorer, head, file, where, other)
     if not o.json:
         lines = _summary_lines(summary)
         if comparison and o.against:
@@ -216,11 +233,14 @@ def score(
 ) -> int:
     """Log-probability and rank of each token of a text, their mean, perplexity and bits a byte.
 
-    A text longer than the context is scored in windows, each of which repeats half a window as context.
+    A text longer than the context of N tokens is scored in windows. The first scores what fits; each later
+    one feeds the N/2 tokens before its own as context, without scoring them again, and scores N/2 more.
     With --against, status 1 means that the runs differ by more than the gate allows.
     """
     check_choice("--backend", backend, ("auto", "cpu", "cuda"))
-    check_integer("--threads", threads, 0, 1024)
+    check_integer("--threads", threads, 0)
+    if out is not None:
+        check_output_name("--out", out)
     check_integer("--chunk", chunk, 0, 65536)
     if max_context is not None:
         check_integer("--max-context", max_context, 2)

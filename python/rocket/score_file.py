@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from rocket.errors import CliError
+from rocket.errors import CliError, naming
 from rocket.inputs import decode_text, open_file
 
 FORMAT = "rocket-score-1"
@@ -28,20 +28,27 @@ Row = tuple[int, float | None, int | None, int | None]
 
 
 class ScoreWriter:
-    def __init__(self, file: BinaryIO, head: dict[str, Any]) -> None:
+    """``name`` is what an error calls the file."""
+
+    def __init__(self, file: BinaryIO, head: dict[str, Any], name: str = "scores") -> None:
+        self._name = name
         self._file = file
         self._separator = b"\n"
         text = json.dumps({"format": FORMAT, **head, "columns": COLUMNS}, ensure_ascii=False, allow_nan=False)
-        self._file.write(text[:-1].encode() + b', "rows": [')
+        self._put(text[:-1].encode() + b', "rows": [')
+
+    def _put(self, data: bytes) -> None:
+        with naming(f"{self._name}: cannot write", "make room, or give a file on another disk"):
+            self._file.write(data)
 
     def write(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            self._file.write(self._separator + json.dumps(row, allow_nan=False).encode())
+            self._put(self._separator + json.dumps(row, allow_nan=False).encode())
             self._separator = b",\n"
 
     def finish(self, summary: dict[str, Any]) -> None:
         text = json.dumps(summary, ensure_ascii=False, allow_nan=False)
-        self._file.write(b'\n], "summary": ' + text.encode() + b"}\n")
+        self._put(b'\n], "summary": ' + text.encode() + b"}\n")
 
 
 class ScoreReader:
@@ -93,8 +100,15 @@ class ScoreReader:
             yield self._parse(text.removesuffix(b","))
         raise self._broken("it ends in the middle of its rows")
 
+    def too_short(self, place: int) -> CliError:
+        return self._broken(f"expected {self.head.get('tokens')} rows, found {place}")
+
     def close(self) -> None:
         self._file.close()
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass
@@ -107,17 +121,17 @@ class Comparison:
     largest_at: int | None = None
     over: int = 0  # tokens moved by more than TOKEN_LIMIT
     agreeing: int = 0  # tokens whose top-1 is the same
-    broken: int = 0  # tokens where just one side is not finite
+    broken: int = 0  # tokens that one side at least has no finite number for
     place: int = field(default=0, repr=False)
 
     def add(self, ours: Row, theirs: Row) -> None:
         place, self.place = self.place, self.place + 1
-        if ours[2] is None or theirs[2] is None:  # not scored
+        if place == 0 and (ours[2] is None or theirs[2] is None):  # not scored: nothing stands before it
             return
         self.tokens += 1
         self.agreeing += ours[3] == theirs[3]
-        if ours[1] is None or theirs[1] is None:
-            self.broken += ours[1] is not theirs[1]
+        if not (_is_finite(ours[1]) and _is_finite(theirs[1])):
+            self.broken += 1
             return
         delta = abs(ours[1] - theirs[1])
         self.total += delta
@@ -127,7 +141,9 @@ class Comparison:
 
     @property
     def mean(self) -> float:
-        return self.total / self.tokens if self.tokens else math.nan
+        """Over the tokens that both have a number for; nan over none."""
+        compared = self.tokens - self.broken
+        return self.total / compared if compared else math.nan
 
     @property
     def passes(self) -> bool:
@@ -137,7 +153,7 @@ class Comparison:
         return {
             "against": path,
             "tokens": self.tokens,
-            "mean_abs_delta": self.mean if self.tokens else None,
+            "mean_abs_delta": None if math.isnan(self.mean) else self.mean,
             "max_abs_delta": self.largest if self.largest_at is not None else None,
             "max_at": self.largest_at,
             "over_1_nat": self.over,
@@ -150,11 +166,12 @@ class Comparison:
         verdict = "passes" if self.passes else "FAILS"
         where = f", token {self.largest_at}" if self.largest_at is not None else ""
         agreement = f"{100 * self.agreeing / self.tokens:.2f} %" if self.tokens else "-"
+        compared, known = self.tokens - self.broken, self.largest_at is not None
         limits = f"mean at most {MEAN_LIMIT} nats, no token over {TOKEN_LIMIT:g} nat"
         return [
             f"against             {path}",
-            f"mean |delta log p|  {self.mean:.6f} nats over {self.tokens} tokens",
-            f"largest             {self.largest:.6f} nats{where}",
+            f"mean |delta log p|  {f'{self.mean:.6f} nats' if known else '-'} over {compared} tokens",
+            f"largest             {f'{self.largest:.6f} nats{where}' if known else '-'}",
             f"over 1 nat          {self.over} tokens",
             f"not finite          {self.broken} tokens",
             f"top-1 agreement     {agreement}",

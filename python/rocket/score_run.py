@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rocket.console import Notes
 from rocket.engine import Engine
+from rocket.errors import CliError
 from rocket.score_file import Row
 from rocket.text_ids import TextIds
 
@@ -79,10 +80,22 @@ def _rows(
         yield token, value if math.isfinite(value) else None, place, best
 
 
-class Scorer:
-    """One run over one text."""
+def _require_finite(log_prob: npt.NDArray[Any], targets: npt.NDArray[Any], begin: int) -> None:
+    wrong = np.flatnonzero(~np.isfinite(log_prob))
+    if wrong.size:
+        i = int(wrong[0])
+        raise CliError(
+            f"the log-probability of token {begin + i} (id {targets[i]}) is {log_prob[i]}: "
+            "expected a finite number",
+            "the weights are damaged, or overflow: check them against their source",
+        )
 
-    def __init__(self, engine: Engine, text: TextIds, chunk: int, notes: Notes) -> None:
+
+class Scorer:
+    """One run over one text. With ``strict`` a log-probability that is not finite is an error."""
+
+    def __init__(self, engine: Engine, text: TextIds, chunk: int, notes: Notes, strict: bool = True) -> None:
+        self.strict = strict
         self.core = engine.core
         self.text = text
         self.chunk = chunk
@@ -116,6 +129,8 @@ class Scorer:
                 fed = [last, *targets[:-1].tolist()]
                 last = int(targets[-1])
                 log_prob, rank, top = core.score(stream, fed, targets.tolist(), self.chunk)
+                if self.strict:
+                    _require_finite(log_prob, targets, begin)
                 self.totals.add(log_prob, rank)
                 yield list(_rows(targets, log_prob, rank, top))
         finally:
