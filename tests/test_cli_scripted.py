@@ -118,6 +118,22 @@ def test_an_answer_cut_while_thinking_says_so(fuel: str) -> None:
     assert said in early.err
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}aaaa{% endfor %}{% endfor %}",
+            "at most 16 MiB",
+        ),
+        ("{# nothing #}", "found no tokens"),
+    ],
+)
+def test_templates_are_to_blame_for_what_they_write(tmp_path: Path, template: str, words: str) -> None:
+    made = make_fuel(tmp_path / "f")
+    (made / "chat_template.jinja").write_text(template)
+    check_error(decode(str(made), "--prompt", "x", "--chat"), 1, "chat_template.jinja: expected", words)
+
+
 def test_chat_renders_the_template(fuel: str) -> None:
     result = json.loads(decode(fuel, "--prompt", "a", "--chat", "--tokens", "1", "--json", "--quiet").out)
     names = ("[gMASK]", "<sop>", "<|user|>", None, "<|assistant|>", "<think>")
@@ -245,15 +261,30 @@ def test_ctrl_c_is_not_called_a_cut(fuel: str) -> None:
     assert (result.status, "the answer was cut" in result.err) == (130, False)
 
 
-def test_a_termination_leaves_no_file(fuel: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_termination_leaves_no_file(fuel: str, tmp_path: Path, number: signal.Signals) -> None:
     arguments = ("--prompt", "x", "--tokens", "1000", "--logits-out", str(tmp_path / "l"))
     with start(fuel, *arguments, script={"step_seconds": 0.02}, stdout=subprocess.PIPE) as run:
         assert os.read(run.stdout.fileno(), 1) == b"A"
         assert len(tree(tmp_path)) == 1
-        run.send_signal(signal.SIGTERM)
+        run.send_signal(number)
         run.stdout.close()
-    assert run.returncode == 128 + signal.SIGTERM
+    assert run.returncode == 128 + number
     assert tree(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["decode", "rocket"])
+def test_ctrl_c_while_modules_load(tmp_path: Path, command: str) -> None:
+    (tmp_path / "typer.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += f"from rocket.entry import {command}; {command}()"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment(PYTHONPATH=path), **pipes) as run:
+        assert run.stdout.readline() == b"loading\n"
+        run.send_signal(signal.SIGINT)
+        err = run.stderr.read()
+    assert (run.returncode, err) == (130, b"")
 
 
 def test_a_reader_that_goes_away(fuel: str) -> None:

@@ -192,5 +192,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 def run_command_line(build: Callable[[], typer.Typer], name: str) -> NoReturn:
     """The main() of a console script."""
     _open_closed_streams()
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _terminate)
     sys.exit(run_command(lambda: build()(prog_name=name, standalone_mode=False)))

@@ -18,16 +18,16 @@ def open_file(path: str, option: str) -> BufferedReader:
 
 
 READ_HINT = "check the file and the disk it is on"
-MAX_BYTES = 128 << 20  # of a file that is read as a whole
+MAX_BYTES = 128 << 20  # of a text that is read as a whole
 
 
 def read_file(path: str, option: str) -> bytes:
-    with open_file(path, option) as file:
-        return read_whole(file, f"{option} {path}")
+    with open_file(path, option) as file, naming(f"{option}: cannot read {path}", READ_HINT):
+        return file.read()
 
 
-def read_whole(file: BinaryIO, name: str) -> bytes:
-    """All of a file or pipe, which may have no end."""
+def read_text(file: BinaryIO, name: str) -> bytes:
+    """All of a file or pipe that may have no end."""
     with naming(f"{name}: cannot read", READ_HINT):
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:

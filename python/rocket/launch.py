@@ -32,9 +32,9 @@ def main() -> None:
         sys.exit(1)
     name = sys.argv.pop(1)
     if name == "decode":
-        from rocket.decode import main as run
+        from rocket.entry import decode as run
     else:
-        from rocket.cli import main as run
+        from rocket.entry import rocket as run
     run()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rocket.errors import UsageError
 from rocket.failures import input_error, plan_error
-from rocket.inputs import decode_text, read_file, read_whole
+from rocket.inputs import decode_text, open_file, read_text
 from rocket.options import parse_ids
 
 BYTES_A_TOKEN = 64  # no text has tokens that are longer in the mean
@@ -52,12 +52,13 @@ def read_prompt(text: str | None, file: str | None, ids: str | None, chat: bool 
         name = "--prompt"
     elif file is not None:
         name = f"--prompt-file {file}"
-        text = _trimmed(decode_text(read_file(file, "--prompt-file"), name))
+        with open_file(file, "--prompt-file") as opened:
+            text = _trimmed(decode_text(read_text(opened, name), name))
     else:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError("no prompt", _SOURCES_HINT)
         name = "standard input"
-        text = _trimmed(decode_text(read_whole(sys.stdin.buffer, name), name))
+        text = _trimmed(decode_text(read_text(sys.stdin.buffer, name), name))
     if not text:
         raise UsageError(f"{name}: the prompt is empty", _SOURCES_HINT)
     return Prompt(text=text)
