@@ -173,7 +173,8 @@ def test_automatic_choices_are_said_one_a_line(fuel: str) -> None:
 
 
 def test_the_json_object(fuel: str) -> None:
-    result = json.loads(decode(fuel, "--prompt-ids", "1,2", "--tokens", "5", "--json", "--seed", "7").out)
+    arguments = ("--prompt-ids", "1,2", "--tokens", "5", "--json", "--seed", "7")
+    result = json.loads(decode(fuel, *arguments, script={"step_seconds": 0.001}).out)
     assert result["fuel"] == fuel
     assert result["prompt_ids"] == [1, 2]
     assert result["experts"] == {
@@ -204,6 +205,8 @@ def test_the_read_limit_is_left_out_where_it_is_none(fuel: str, tmp_path: Path) 
         assert len(load_file(file)["logits"]) == 3
     bench = ("bench", "decode", "--fuel", fuel, "--pairs", "1", "--tokens", "4", "--prompt", "8")
     assert run_fake("rocket", *bench, script={"no_memory": True}).status == 0
+    cached = run_fake("rocket", *bench, script={"read_rate": 1e-9})
+    assert "limit      none: the weights fit the cache" in cached.out
 
 
 def test_a_fuel_without_a_tokenizer_prints_ids(tmp_path: Path) -> None:
@@ -463,5 +466,5 @@ def test_bench(fuel: str) -> None:
     assert len(whole["pairs"]) == 3
     assert whole["fraction_of_read_rate"] == pytest.approx(1e6 * whole["decode_tok_s"] / 10e9)
     assert whole["decode_gb_s"] == pytest.approx(1e6 * whole["decode_tok_s"] / 1e9)
-    text = run_fake("rocket", *arguments)
+    text = run_fake("rocket", *arguments, script={"step_seconds": 0.001})
     assert "% of this machine's read rate, 10.0 GB/s (median of 3 pairs)" in text.out

@@ -78,6 +78,7 @@ def summarise(pairs: list[Pair], token_bytes: int) -> dict[str, Any]:
     """Medians over the pairs. The fraction is the median of the pairs' own, not of the medians."""
     rates = [p.read_gb_s for p in pairs if p.read_gb_s]
     fractions = [f for p in pairs if (f := p.fraction(token_bytes)) is not None]
+    fraction = statistics.median(fractions) if fractions else None
     decode = statistics.median(p.decode_tok_s for p in pairs)
     return {
         "prefill_tok_s": statistics.median(p.prefill_tok_s for p in pairs),
@@ -85,7 +86,8 @@ def summarise(pairs: list[Pair], token_bytes: int) -> dict[str, Any]:
         "token_bytes": token_bytes,
         "decode_gb_s": token_bytes * decode / 1e9,
         "read_gb_s": statistics.median(rates) if rates else None,
-        "fraction_of_read_rate": statistics.median(fractions) if fractions else None,
+        # Above 1 the weights fit the cache, and the memory's rate is no limit.
+        "fraction_of_read_rate": fraction if fraction is not None and fraction <= 1 else None,
     }
 
 
@@ -101,6 +103,10 @@ def _lines(result: dict[str, Any]) -> list[str]:
         share = f"{100 * result['fraction_of_read_rate']:.0f} % of this machine's read rate"
         lines.append(
             f"limit      {share}, {result['read_gb_s']:.1f} GB/s (median of {len(result['pairs'])} pairs)"
+        )
+    elif result["read_gb_s"] is not None:
+        lines.append(
+            f"limit      none: the weights fit the cache; memory reads {result['read_gb_s']:.1f} GB/s"
         )
     return lines
 

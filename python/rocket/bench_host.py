@@ -12,7 +12,7 @@ from rocket import _core
 from rocket.booster import GIB, OS_RESERVE_GIB, Booster, parse
 from rocket.console import Notes, write_data
 from rocket.disk_rate import DiskRates, disk_rates
-from rocket.errors import CliError, reason_of
+from rocket.errors import CliError, UsageError, reason_of
 from rocket.options import check_integer, check_output_name, check_real, flag, integer, number, string
 from rocket.output import AtomicFile
 
@@ -228,7 +228,10 @@ def host(
     _check_disk(folder, disk_mib)
     notes = Notes(quiet)
     with AtomicFile(out, "--out") as file:
-        measured = measure(folder, disk_mib, threads, seconds)
+        try:
+            measured = measure(folder, disk_mib, threads, seconds)
+        except _core.InputError as error:  # the engine knows how many threads this machine takes
+            raise UsageError(f"--{error}", getattr(error, "hint", "") or "see --help") from error
         name = "host"
         text = profile_text(measured, name, datetime.date.today().isoformat())
         profile = parse(text.encode(), out)

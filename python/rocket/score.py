@@ -233,8 +233,8 @@ def score(
 ) -> int:
     """Log-probability and rank of each token of a text, their mean, perplexity and bits a byte.
 
-    A text longer than the context of N tokens is scored in windows. The first scores what fits; each later
-    one feeds the N/2 tokens before its own as context, without scoring them again, and scores N/2 more.
+    A text longer than the context is scored in windows. The first scores what fits; each later one is fed
+    half of that again, the tokens just before its own, without scoring them, and scores what then fits.
     With --against, status 1 means that the runs differ by more than the gate allows.
     """
     check_choice("--backend", backend, ("auto", "cpu", "cuda"))

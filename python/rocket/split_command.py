@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,9 +11,10 @@ from rocket.accounting import Account
 from rocket.booster import GIB
 from rocket.console import write_data
 from rocket.errors import UsageError
+from rocket.fuel import known_fuels
 from rocket.fuel_account import load_account
 from rocket.inputs import read_file
-from rocket.options import check_choice, flag, integer, string
+from rocket.options import check_choice, check_output_name, check_output_place, flag, integer, string
 from rocket.output import AtomicFile
 from rocket.routing import Routing, read_routing
 from rocket.split import WAYS, expected_on, expected_uniform, make_split
@@ -115,6 +117,9 @@ def split(
     takes together on one booster, which spares hidden states that cross and costs balance.
     """
     check_choice("--by", by, WAYS)
+    check_output_name("--out", out)
+    folder = Path(fuel) if Path(fuel).is_dir() else known_fuels().get(fuel)
+    check_output_place("--out", out, folder, {"FUEL": fuel, "--trace": trace})
     name, account = load_account(fuel)
     if not account.arch.moe_layers:
         raise UsageError(f"fuel {name}: expected MoE layers, found none", "there is nothing to split")
