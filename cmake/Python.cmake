@@ -3,7 +3,7 @@
 # In a wheel build (scikit-build-core) it goes into the package. In a plain build the build tree gets a whole package,
 # <build>/python/rocket, and a launcher of the same command line, <build>/rocket-decode. <build> is the outermost build
 # folder, whether this project or an engine's was configured.
-set(ROCKET_SHIPPED_FUELS "")
+set(ROCKET_SHIPPED_FUELS sparkler)
 
 find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
 

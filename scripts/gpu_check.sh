@@ -14,5 +14,5 @@ ctest --test-dir build-gpu --output-on-failure
 status=0
 PYTHONPATH=build-gpu/python "$python" -m pytest -q -m gpu || status=$?
 [ $status -eq 0 ] || [ $status -eq 5 ] || exit $status  # 5: there are no GPU tests
-PYTHONPATH=build-gpu/python "$python" -m rocket.cli bench decode --json > $results/decode.json
+PYTHONPATH=build-gpu/python "$python" -c "from rocket.cli import main; main()" bench decode --json > $results/decode.json
 cat $results/decode.json

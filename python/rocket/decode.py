@@ -35,9 +35,7 @@ def _show_version(wanted: bool) -> None:
 def decode(
     fuel: Annotated[
         str | None,
-        string(
-            "NAME|DIR", "The model, by name or directory. By default a small random one, made once and kept."
-        ),
+        string("NAME|DIR", "The model, by name or directory. By default sparkler, the small one that ships."),
     ] = None,
     prompt: Annotated[str | None, string("TEXT", "The prompt. Without any: standard input.")] = None,
     prompt_file: Annotated[

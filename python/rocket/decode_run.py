@@ -14,7 +14,7 @@ from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import EXIT_INTERRUPTED, UsageError
 from rocket.failures import fuel_error, plan_error
-from rocket.fuel import cache_dir, eos_ids, random_fuel, resolve, sampling_of
+from rocket.fuel import DEFAULT_FUEL, cache_dir, eos_ids, resolve, sampling_of
 from rocket.loading import load_engine
 from rocket.options import check_output_place
 from rocket.output import LogitsWriter
@@ -99,14 +99,9 @@ class Decoder:
         self._stream_text = self.tokenizer.stream() if self.tokenizer else None
 
     def _fuel(self) -> Path:
-        if self.options.fuel is not None:
-            return resolve(self.options.fuel)
-        with self.notes.progress("making a random fuel") as progress:
-            folder = random_fuel(progress=progress)
-        self.choices.append(
-            f"fuel: {folder} (random weights, so its text is noise; choose another with --fuel)"
-        )
-        return folder
+        if self.options.fuel is None:
+            self.choices.append(f"fuel: {DEFAULT_FUEL}, the one that ships (--fuel)")
+        return resolve(self.options.fuel or DEFAULT_FUEL)
 
     def _tokenizer(self) -> Tokenizer | None:
         if self.options.prompt.ids is not None and not (self.folder / "tokenizer.json").exists():

@@ -15,6 +15,8 @@ from typing import Any
 from rocket.failures import fuel_error, input_error
 from rocket.tokenizer import LFS_MARK
 
+DEFAULT_FUEL = "sparkler"  # ships with the package
+
 
 def search_path() -> list[Path]:
     """Folders that hold fuels, one folder each: $ROCKET_FUELS, the package's own, the source tree's."""
