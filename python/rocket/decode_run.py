@@ -14,7 +14,7 @@ from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import EXIT_INTERRUPTED, UsageError
 from rocket.failures import fuel_error, plan_error
-from rocket.fuel import DEFAULT_FUEL, cache_dir, eos_ids, resolve, sampling_of
+from rocket.fuel import DEFAULT_FUEL, eos_ids, resolve, sampling_of
 from rocket.loading import load_engine
 from rocket.options import check_output_place
 from rocket.output import LogitsWriter
@@ -362,7 +362,7 @@ def decode(
     """Runs, and writes the logits' file whole or not at all. ``inputs`` are files that must outlive it."""
     with contextlib.ExitStack() as stack:
         if logits_out is not None:
-            fuel = cache_dir() / "fuels" if options.fuel is None else resolve(options.fuel)
+            fuel = resolve(options.fuel or DEFAULT_FUEL)
             check_output_place("--logits-out", logits_out, fuel, inputs or {})
         logits = stack.enter_context(LogitsWriter(logits_out, "--logits-out")) if logits_out else None
         return Decoder(options, logits).execute()
