@@ -1,6 +1,7 @@
 """rocket plan, rocket split and rocket bench host on the command line."""
 
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -130,15 +131,16 @@ OVER = [
 ]
 
 
-def apply(arguments: tuple[str, ...], options: dict[str, str], folder: Path) -> list[str]:
-    """A command with a remedy: options replaced, any word on slots by a new one."""
-    slots = ("--expert-slots", "--expert-cache-gib", "--slot-map")
+def apply(arguments: tuple[str, ...], remedy: str, folder: Path) -> list[str]:
+    """A command with a remedy as it is printed, taken literally."""
     pairs = dict(zip(arguments[1::2], arguments[2::2], strict=True))
-    if any(option in slots for option in options):
-        pairs = {option: value for option, value in pairs.items() if option not in slots}
-    memory = options.get("memory_gib")
-    pairs |= {option: value for option, value in options.items() if option != "memory_gib"}
-    if memory is not None:
+    remedy, _, gone = remedy.partition(" instead of ")
+    if gone:
+        del pairs[gone]
+    words, _, memory = remedy.partition("a booster with memory_gib ")
+    added = words.removesuffix("on ").split()
+    pairs |= dict(zip(added[::2], added[1::2], strict=True))
+    if memory:
         profile = boosters.load(pairs.get("--booster", "gb10")).model_dump(exclude_none=True)
         file = folder / "larger.yaml"
         file.write_text(json.dumps({**profile, "memory_gib": float(memory)}))  # JSON is YAML
@@ -154,13 +156,36 @@ def test_remedies_do_work(rocket: Rocket, tmp_path: Path, arguments: tuple[str, 
     over = json.loads(rocket.out)
     assert over["fits"] is False
     assert over["required_bytes"] > over["available_bytes"]
-    assert len(over["remedies"]) >= 2
-    assert hint.count("|") == len(over["remedies"]) - 1
-    for options in over["remedies"]:
-        for option, value in options.items():
-            assert f"{option} {value}" in hint
-        assert rocket("plan", *apply(arguments, options, tmp_path), "--json") == 0, options
+    printed = hint.strip().split(": ")[1].split(" | ")
+    assert len(over["remedies"]) == len(printed) >= 2
+    for remedy, text in zip(over["remedies"], printed, strict=True):
+        for option, value in remedy["options"].items():
+            assert f"{option} {value}" in text
+        assert (remedy["instead_of"] or "") == text.partition(" instead of ")[2]
+        assert rocket("plan", *apply(arguments, text, tmp_path), "--json") == 0, text
         assert json.loads(rocket.out)["each_booster_bytes"]["left"] >= 0
+
+
+def test_remedies_beside_a_slot_map(rocket: Rocket, tiny: str, tmp_path: Path) -> None:
+    """What sets slots says what has to go, and more boosters take their share of the slots."""
+    assert rocket("plan", "glm-5.3-flash", "--json") == 0
+    layers = json.loads(rocket.out)["slots_of_layer"]
+    file = tmp_path / "map.json"
+    file.write_text(json.dumps(dict.fromkeys(layers, 288)))
+    arguments = ("glm-5.3-flash", "--booster", "gb10", "--slot-map", str(file))
+    rocket.fails(1, "glm-5.3-flash on gb10", arguments=("plan", *arguments))
+    printed = rocket.err.split("fits: ")[1].strip().split(" | ")
+    assert any(re.fullmatch("--expert-slots [0-9]+ instead of --slot-map", text) for text in printed)
+    assert "--boosters 2 --expert-slots 6048 instead of --slot-map" in printed
+    for text in printed:
+        assert rocket("plan", *apply(arguments, text, tmp_path), "--json") == 0, text
+
+
+def test_over_budget_names_the_boosters_file(rocket: Rocket, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps(BOOSTER))
+    arguments = ("plan", "glm-5.3", "--booster", str(file))
+    rocket.fails(1, f"glm-5.3 on {file}: ", arguments=arguments)
 
 
 def test_golden_over_budget(rocket: Rocket) -> None:
@@ -182,8 +207,8 @@ def test_more_memory_is_the_last_resort(rocket: Rocket, tmp_path: Path) -> None:
     assert rocket("plan", *arguments, "--json") == 1
     found = json.loads(rocket.out)["remedies"]
     assert len(found) >= 2
-    assert any("memory_gib" in options for options in found)
-    for options in found:
+    assert any("memory_gib" in remedy["options"] for remedy in found)
+    for options in (remedy["options"] for remedy in found):
         pairs = dict(zip(arguments[1::2], arguments[2::2], strict=True))
         if "memory_gib" in options:
             larger = tmp_path / "larger.yaml"
@@ -215,7 +240,7 @@ def without(*fields: str) -> dict[str, Any]:
 
 
 WRONG_BOOSTERS = {
-    "no rate": (without("read_gb_s"), ("read_gb_s", "missing", "GB/s", "above 0")),
+    "no rate": (without("read_gb_s"), ("read_gb_s", "missing", "GB/s", "0.001 to 1e+09")),
     "no disk rate": (without("disk_read_gb_s"), ("disk_read_gb_s", "missing")),
     "no link rate": (without("link_gb_s"), ("link_gb_s", "missing", "unified_memory")),
     "no memory": (without("memory_gib"), ("memory_gib", "missing", "GiB")),
@@ -223,7 +248,7 @@ WRONG_BOOSTERS = {
     "wrong unit": ({**BOOSTER, "read_gib_s": 900}, ("read_gib_s", "900", "did you mean read_gb_s")),
     "a unit in the value": ({**BOOSTER, "read_gb_s": "900 GB/s"}, ("read_gb_s", "a number", '"900 GB/s"')),
     "wrong type": ({**BOOSTER, "unified_memory": "no"}, ("unified_memory", "true or false", '"no"')),
-    "zero": ({**BOOSTER, "read_gb_s": 0}, ("read_gb_s", "above 0", "0")),
+    "zero": ({**BOOSTER, "read_gb_s": 0}, ("read_gb_s", "from 0.001 to 1e+09", "found 0")),
     "below zero": ({**BOOSTER, "link_gb_s": -25}, ("link_gb_s", "at least 0", "-25")),
     "not a number": ({**BOOSTER, "copy_gb_s": float("nan")}, ("copy_gb_s", "finite", "NaN")),
     "reserve of everything": ({**BOOSTER, "reserve_gib": 24}, ("reserve_gib", "less than", "24")),
@@ -260,10 +285,125 @@ def test_wrong_booster_files(rocket: Rocket, tiny: str, tmp_path: Path, case: st
     rocket.fails(2, str(file), *words, arguments=("plan", tiny, "--booster", str(file)))
 
 
+WRONG_BYTES = {
+    "UTF-16": (json.dumps(BOOSTER).encode("utf-16"), ("expected UTF-8", "byte 0xff at 0")),
+    "UTF-16 without a mark": (json.dumps(BOOSTER).encode("utf-16-le"), ("expected UTF-8", "zero byte")),
+    "binary": (b"\x7fELF\x02\x01\x01\0\0", ("expected UTF-8", "zero byte")),
+    "circular": (b"id: &a\n  x: *a\n", ("line 2", "no alias", "*a")),
+    "an alias": (b"id: &a mine\nname: *a\n", ("line 2", "no alias", "*a")),
+    "deep": (b"id: " + b"[" * 100_000, ("line 1", "32 levels")),
+    "deep blocks": (b"".join(b" " * i + b"a:\n" for i in range(900)), ("line 33", "32 levels")),
+    "a list as a key": (b"? [1, 2]\n: 3\n", ("mine.yaml",)),
+    "large": (b"#" * ((1 << 20) + 1), ("at most 1,048,576 bytes",)),
+    "twice": (b"id: a\nid: b\n", ("broken YAML", "line 2")),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_BYTES)
+def test_booster_files_that_are_none(rocket: Rocket, tiny: str, tmp_path: Path, case: str) -> None:
+    data, words = WRONG_BYTES[case]
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(data)
+    rocket.fails(2, str(file), *words, arguments=("plan", tiny, "--booster", str(file)))
+
+
+SIZES = [field for field in BOOSTER if field.endswith(("_gib", "_gb_s"))]
+
+
+@pytest.mark.parametrize("field", SIZES)
+@pytest.mark.parametrize("value", ["1e-300", "5e-324", "1e308", "1e10", "1" + "0" * 400])
+def test_sizes_and_rates_have_bounds(
+    rocket: Rocket, tiny: str, tmp_path: Path, field: str, value: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("".join(f"{f}: {value if f == field else json.dumps(v)}\n" for f, v in BOOSTER.items()))
+    if "reserve" in field and value.endswith(("e-300", "e-324")):  # as good as no reserve
+        assert rocket("plan", tiny, "--booster", str(file)) == 0
+    else:
+        rocket.fails(2, str(file), field, arguments=("plan", tiny, "--booster", str(file)))
+
+
+@pytest.mark.parametrize("value", [1e-3, 1e9])
+def test_bounds_themselves_can_be_planned(rocket: Rocket, tiny: str, tmp_path: Path, value: float) -> None:
+    rates = {field: value for field in SIZES if field.endswith("_gb_s")}
+    file = tmp_path / "mine.yaml"
+    file.write_text(json.dumps({**BOOSTER, **rates}))
+    assert rocket("plan", tiny, "--booster", str(file), "--hit-rate", "0") == 0
+    file.write_text(json.dumps({**BOOSTER, **rates, "memory_gib": value, "reserve_gib": 0}))
+    assert rocket("plan", tiny, "--booster", str(file), "--json") == (0 if value > 1 else 1)
+
+
+FILE_OPTIONS = [
+    ("plan", "--booster"),
+    ("plan", "--slot-map"),
+    ("plan", "--split"),
+    ("plan", "--trace"),
+    ("split", "--boosters", "2", "--out", "OUT", "--trace"),
+]
+
+
+@pytest.mark.parametrize("command", FILE_OPTIONS, ids=" ".join)
+def test_only_regular_files_are_read(
+    rocket: Rocket, tiny: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in command]
+    os.mkfifo(tmp_path / "pipe")  # opening one would wait for a writer
+    for file in ("/dev/zero", str(tmp_path / "pipe")):
+        arguments = (words[0], tiny, *words[1:], file)
+        rocket.fails(2, command[-1], file, "regular file", arguments=arguments)
+    rocket.fails(2, command[-1], "nowhere", arguments=(words[0], tiny, *words[1:], str(tmp_path / "nowhere")))
+    assert tree(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("option", ["--slot-map", "--split"])
+def test_large_files_are_refused(rocket: Rocket, tiny: str, tmp_path: Path, option: str) -> None:
+    file = tmp_path / "large.json"
+    with file.open("wb") as out:
+        out.truncate(1 << 40)  # a hole
+    rocket.fails(2, str(file), "at most 1,048,576 bytes", arguments=("plan", tiny, option, str(file)))
+    rocket.fails(2, "line 1", "at most 16,777,216", arguments=("plan", tiny, "--trace", str(file)))
+
+
+def test_split_does_not_overwrite_what_it_is_made_from(
+    rocket: Rocket, tiny: str, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "trace.jsonl"
+    own.write_bytes(Path(trace).read_bytes())
+    (tmp_path / "link").symlink_to(own)
+    command = ("split", tiny, "--boosters", "2", "--trace", str(own), "--out")
+
+    def work(*_: object) -> None:
+        raise AssertionError("the work has begun")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(split_command, "build", work)
+        for out in (own, tmp_path / "link"):
+            rocket.fails(2, "--out", str(out), "--trace", arguments=(*command, str(out)))
+        for file in sorted(Path(tiny).iterdir()):
+            rocket.fails(2, "--out", file.name, "the fuel", arguments=(*command, str(file)))
+        manifest = str(fuel_tools.FUELS / "glm-5.3-flash" / "fuel.yaml")
+        flash = ("split", "glm-5.3-flash", "--boosters", "2", "--out", manifest)
+        rocket.fails(2, "--out", "the fuel's manifest", arguments=flash)
+    assert own.read_bytes() == Path(trace).read_bytes()
+    for _ in range(2):  # an earlier split may be written over
+        assert rocket(*command, str(tmp_path / "split.json")) == 0
+
+
+def test_a_trace_adds_no_misses_where_every_expert_has_a_slot(rocket: Rocket, tiny: str, trace: str) -> None:
+    assert rocket("plan", tiny, "--trace", trace, "--json") == 0
+    step = json.loads(rocket.out)["step"]
+    assert (step["hit_rate"], step["misses"], step["ms"]) == (1, 0, step["base_ms"])
+    assert 0 < step["cold_start_misses"] <= MOE_LAYERS * EXPERTS
+    assert f"fills {step['cold_start_misses']} of them once" in step["hit_rate_source"]
+    assert rocket("plan", tiny, "--trace", trace, "--expert-slots", "40", "--boosters", "2") == 0
+    assert "hit rate of all boosters together, experts and misses of each layer's busiest" in rocket.out
+
+
 def test_a_right_booster_file(rocket: Rocket, tiny: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(json.dumps(BOOSTER))
     assert rocket("plan", tiny, "--booster", str(file)) == 0
+    assert f", from {file}\n" in rocket.out
 
 
 FILES = {
@@ -275,6 +415,8 @@ FILES = {
     "few.json": '{"3": 8}',
     "text.json": '{"3": "many", "4": 8, "5": 8, "6": 8, "7": 8}',
     "large.json": '{"3": 17, "4": 8, "5": 8, "6": 8, "7": 8}',
+    "twice.json": '{"3": 8, "3": 9, "4": 8, "5": 8, "6": 8, "7": 8}',
+    "twice.jsonl": '{"tok": 1, "tok": 2, "layers": []}',
     "other.jsonl": '{"tok": 1, "layers": [[0, 1], [2, 3]]}\n',
 }
 PLAN, SPLIT = ("plan", "FUEL"), ("split", "FUEL", "--out", "OUT")
@@ -304,7 +446,10 @@ WRONG = [
     ((*PLAN, "--slot-map", "layer.json"), ("--slot-map", "layers from 3 to 7", '"0"')),
     ((*PLAN, "--slot-map", "few.json"), ("--slot-map", "4: missing")),
     ((*PLAN, "--slot-map", "text.json"), ("--slot-map", "3: ", "whole number", '"many"')),
-    ((*PLAN, "--slot-map", "large.json"), ("--slot-map", "4 to 16", "17")),
+    ((*PLAN, "--slot-map", "large.json"), ("--slot-map", "large.json: 3: ", "4 to 16", "17")),
+    ((*PLAN, "--slot-map", "twice.json"), ("twice.json", "each field once", '"3" twice')),
+    ((*PLAN, "--trace", "twice.jsonl"), ("line 1", "each field once", '"tok" twice')),
+    ((*PLAN, "--split", "twice.json"), ("twice.json", "each field once", '"3" twice')),
     ((*PLAN, "--trace", "other.jsonl"), ("--trace", "line 1", "layers", "5 lists", "found 2")),
     ((*PLAN, "--split", "other.json", "--boosters", "2"), ("--split", "fuel.experts", "16", "12")),
     ((*PLAN, "--split", "three.json", "--boosters", "2"), ("--split", "boosters", "expected 2", "found 3")),
@@ -503,13 +648,14 @@ def test_readme_has_the_plans_numbers(rocket: Rocket) -> None:
         assert f"{plans[int(tokens)]['slots']:,}" == slots
     assert sorted(plans) == [1 << 18, 1 << 19, 1 << 20]
     plan, longer = plans[1 << 18], plans[1 << 19]
-    slots = plan["slots_of_layer"].values()
+    slots, state = plan["slots_of_layer"].values(), plan["each_booster_bytes"]["state"]
     for number in (
         f"| {plan['slots'] - longer['slots']:,} | 1,568 |",
         f"| {min(slots)} to {max(slots)} | 48 to 96 |",
         f"| {plan['step']['base_ms']:.2f} ms | 22.4 ms |",
         f"| {plan['step']['miss_a_layer_ms']:.2f} ms | 4.27 ms |",
         f"{plan['step']['base_bytes'] / 2**30:.2f} GiB at the data sheet",
-        f"{plan['each_booster_bytes']['state'] / 2**30:.2f} GiB, the price of",
+        f"{state / 2**30:.2f} GiB, as much as {state / plan['slot_bytes']:,.0f} slots",
+        f"The second 256K cost {plan['slots'] - longer['slots']:,},",
     ):
         assert number in text

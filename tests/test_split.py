@@ -1,5 +1,6 @@
 """Sharing experts out to boosters."""
 
+import json
 from itertools import combinations
 from pathlib import Path
 
@@ -110,15 +111,27 @@ def test_file_round_trip_and_bytes(tmp_path: Path) -> None:
 
 
 def change(split: SplitFile, **fields: object) -> str:
-    import json
-
     return json.dumps({**json.loads(split.text()), **fields})
+
+
+def test_order_of_keys_does_not_matter(tmp_path: Path) -> None:
+    account = small_account()
+    split = build("a fuel", account, 3, "id", None)
+
+    def backwards(value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {key: backwards(value[key]) for key in reversed(value)}
+
+    file = tmp_path / "split.json"
+    file.write_text(json.dumps(backwards(split.model_dump())))
+    assert read_split(str(file), account, 3).owners.tolist() == split.owners.tolist()
 
 
 def test_wrong_files(tmp_path: Path) -> None:
     account = small_account()
     split = build("a fuel", account, 2, "id", None)
-    owner = split.owner
+    owner, e = split.owner, split.expected.model_dump()
     other = small_account(experts=12)
     cases = [
         (change(split), account, 3, ("boosters", "expected 3", "found 2")),
@@ -131,6 +144,21 @@ def test_wrong_files(tmp_path: Path) -> None:
         (change(split, owner={**owner, "3": [0]}), account, 2, ("owner.3", "each of 10 experts", "1")),
         (change(split, owner={**owner, "3": [0] * 9 + [2]}), account, 2, ("owner.3", "from 0 to 1", "2")),
         (change(split, owner={**owner, "3": [0] * 9 + [1]}), account, 2, ("owner.3", "within one", "[9, 1]")),
+        (change(split, boosters=10**9), account, None, ("boosters", "at most 10", "1000000000")),
+        (change(split, experts_of_booster=[40]), account, 2, ("experts_of_booster", "[20, 20]", "[40]")),
+        (change(split, experts_of_booster=[19, 21]), account, 2, ("experts_of_booster", "[20, 20]")),
+        (change(split, bytes_of_booster=[1, 2]), account, 2, ("bytes_of_booster", "[1, 2]")),
+        (change(split, bytes_of_booster=[]), account, 2, ("bytes_of_booster", "[]")),
+        (change(split, expected={**e, "load_imbalance": 0.9}), account, 2, ("load_imbalance", "at least 1")),
+        (change(split, expected={**e, "step_imbalance": -1.0}), account, 2, ("step_imbalance", "at least 1")),
+        (
+            change(split, expected={**e, "expert_rows_a_token": -1.0}),
+            account,
+            2,
+            ("expert_rows", "at least"),
+        ),
+        (change(split, expected={**e, "cross_booster_rows_a_token": 1.0}), account, 2, ("the sum of both",)),
+        (split.text().replace('"by"', '"boosters": 2, "by"'), account, 2, ("field once", '"boosters" twice')),
         ("{", account, 2, ("broken JSON",)),
         ("[]", account, 2, ("object", "[]")),
     ]

@@ -1,5 +1,6 @@
 """Booster profiles: what a machine offers a fuel. Some ship; ``rocket bench host`` writes its machine's."""
 
+import os
 from functools import cache, cached_property
 from math import ceil
 from pathlib import Path
@@ -7,9 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from rocket.checked import parse_yaml, validate
+from rocket.checked import parse_yaml, read_whole, validate
 from rocket.errors import UsageError
-from rocket.inputs import read_file
 from rocket.quantity import AnyQuantity, Quantity
 
 GIB = 1 << 30
@@ -17,18 +17,28 @@ SHIPPED = Path(__file__).parent / "boosters"
 OS_RESERVE_GIB = 5  # what an operating system needs to live
 
 
-def _above_zero(quantity: Quantity) -> Quantity:
-    if not quantity.value > 0:
-        raise ValueError(f"expected a number above 0, found {quantity.value:g}")
+LEAST, MOST = 1e-3, 1e9  # of sizes and rates: no machine is outside, and what is computed stays finite
+
+
+def _within(quantity: Quantity) -> Quantity:
+    if not LEAST <= quantity.value <= MOST:
+        raise ValueError(f"expected a number from {LEAST:g} to {MOST:g}, found {quantity.value:g}")
+    return quantity
+
+
+def _at_most(quantity: Quantity) -> Quantity:
+    if not quantity.value <= MOST:
+        raise ValueError(f"expected a number of at most {MOST:g}, found {quantity.value:g}")
     return quantity
 
 
 def _field(what: str, unit: str, *, required: bool = True) -> Field:
-    text = f"{what} in {unit}: a number above 0, or {{value, source, note}}"
+    text = f"{what} in {unit}: a number from {LEAST:g} to {MOST:g}, or {{value, source, note}}"
     return Field(description=text) if required else Field(None, description=text)
 
 
-Size = Annotated[AnyQuantity, AfterValidator(_above_zero)]
+Size = Annotated[AnyQuantity, AfterValidator(_within)]
+Reserve = Annotated[AnyQuantity, AfterValidator(_at_most)]
 
 
 class Booster(BaseModel):
@@ -40,11 +50,11 @@ class Booster(BaseModel):
     name: str = Field(description="a text")
     unified_memory: bool = Field(description="true where accelerator and CPU share one memory, else false")
     memory_gib: Size = _field("memory of the accelerator that can be had", "GiB")
-    reserve_gib: AnyQuantity = Field(description="a number of GiB of at least 0")
+    reserve_gib: Reserve = Field(description="a number of GiB of at least 0")
     read_gb_s: Size = _field("streaming read rate of that memory", "GB/s")
     copy_gb_s: Size = _field("copy rate within that memory, bytes read and written", "GB/s")
     host_memory_gib: Size | None = _field("host memory that can be had", "GiB", required=False)
-    host_reserve_gib: AnyQuantity | None = Field(None, description="a number of GiB of at least 0")
+    host_reserve_gib: Reserve | None = Field(None, description="a number of GiB of at least 0")
     link_gb_s: Size | None = _field("rate from pinned host memory to the accelerator", "GB/s", required=False)
     link_pageable_gb_s: Size | None = _field(
         "rate from pageable host memory to the accelerator", "GB/s", required=False
@@ -131,9 +141,9 @@ def load(name: str) -> Booster:
     """A shipped profile by name, or a profile from a file."""
     if name in names():
         return _shipped(name)
-    if not Path(name).exists() or Path(name).is_dir():
+    if not os.path.lexists(name) or Path(name).is_dir():
         raise UsageError(
             f"--booster: expected {', '.join(names())} or a file, found {name!r}",
             "rocket bench host writes a profile of this machine",
         )
-    return parse(read_file(name, "--booster"), name)
+    return parse(read_whole(name, "--booster"), f"--booster {name}")

@@ -1,16 +1,23 @@
 """Files that are checked against a pydantic model. What is wrong with one is said in a line: field, value,
 what is allowed. Nothing of a wrong file is used."""
 
+import codecs
 import difflib
 import json
+import stat
 from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from rocket.errors import UsageError
+from rocket.errors import CliError, UsageError
+from rocket.inputs import open_file
 
 Model = TypeVar("Model", bound=BaseModel)
+MAX_BYTES = 1 << 20  # of a file that is read whole
+MAX_DEPTH = 32  # of lists and objects in each other
 
 _TYPES = {
     "float": "a number",
@@ -25,29 +32,102 @@ _TYPES = {
 _LIMITS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
 
 
+def open_regular(path: str, option: str) -> BufferedReader:
+    """Opens a regular file: a device or a pipe may have no end. What cannot be opened is a wrong option."""
+    try:
+        found = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        found = None  # opening it says what is wrong
+    if found is not None and not stat.S_ISREG(found) and not stat.S_ISDIR(found):
+        raise UsageError(
+            f"{option}: cannot read {path}: expected a regular file, found a device or a pipe",
+            "write it to a file first",
+        )
+    try:
+        return open_file(path, option)
+    except CliError as error:
+        raise UsageError(str(error), error.hint) from error
+
+
+def read_whole(path: str, option: str, limit: int = MAX_BYTES) -> bytes:
+    with open_regular(path, option) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise UsageError(f"{option} {path}: expected at most {limit:,} bytes, found more", "is it this file?")
+    return data
+
+
+def _text(data: bytes, where: str) -> str:
+    """UTF-8 alone: parsers that guess other encodings take binary files for text."""
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{data[error.start]:02x} at {error.start}"
+        raise UsageError(f"{where}: expected UTF-8 text, found {found}", "convert it to UTF-8") from None
+    if "\0" in text:
+        found = f"a binary file (a zero byte at {data.index(0)})"
+        raise UsageError(f"{where}: expected UTF-8 text, found {found}", "give a text file")
+    return text
+
+
 def parse_yaml(data: bytes, where: str) -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
+    text = _text(data, where)
     try:
-        return YAML(typ="safe").load(data)
-    except (YAMLError, UnicodeDecodeError, ValueError) as error:
+        _check_events(YAML(typ="safe").parse(text), where)
+        return YAML(typ="safe").load(text)
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
         raise UsageError(f"{where}: broken YAML{place}: {problem}", "correct the file") from None
 
 
+def _check_events(events: Any, where: str) -> None:
+    """Neither aliases, which can make a small file endless, nor more nesting than any of these files has."""
+    from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+
+    depth = 0
+    for event in events:
+        if isinstance(event, AliasEvent):
+            line = event.start_mark.line + 1
+            raise UsageError(
+                f"{where}, line {line}: expected no alias, found *{event.anchor}", "write it out"
+            )
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1
+            raise UsageError(
+                f"{where}, line {line}: expected at most {MAX_DEPTH} levels of nesting, found more",
+                "correct the file",
+            )
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"expected each field once, found {shown(twice)} twice")
+    return fields
+
+
 def parse_json(data: bytes, where: str) -> Any:
+    text = _text(data, where)
     try:
-        return json.loads(data)
+        return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: broken JSON: {error}", "correct the file, or write it again") from None
 
 
 def shown(value: Any) -> str:
     """A value as a file has it, on one line and not too long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # JSON has no such keys or nesting
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 

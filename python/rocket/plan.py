@@ -38,6 +38,7 @@ class Request:
     cache_bytes: int | None = None
     slots: int | None = None
     slot_map: tuple[int, ...] | None = None  # slots of each MoE layer
+    slot_map_file: str = ""  # for messages
     owners: Owners | None = None  # the booster of each expert; None: by id
 
 
@@ -193,15 +194,19 @@ def _least(account: Account, owned: Sequence[int]) -> tuple[int, ...]:
     return tuple(min(account.arch.num_experts_per_tok, most) for most in owned)
 
 
-def _asked_slots(request: Request, least: Sequence[int], owned: Sequence[int], slot: int) -> int | None:
+def _asked_slots(
+    account: Account, request: Request, least: Sequence[int], owned: Sequence[int]
+) -> int | None:
     """Slots in all, where the request says so. Throws UsageError for a number that no plan can have."""
-    low, high = sum(least), sum(owned)
+    low, high, slot = sum(least), sum(owned), account.slot_bytes
     if request.slot_map is not None:
-        for index, count in enumerate(request.slot_map):
-            if not least[index] <= count <= owned[index]:
+        where = f"--slot-map {request.slot_map_file}".rstrip()
+        for layer, count, few, many in zip(
+            account.arch.moe_layer_ids, request.slot_map, least, owned, strict=True
+        ):
+            if not few <= count <= many:
                 raise UsageError(
-                    f"--slot-map: MoE layer {index}: expected {least[index]} to {owned[index]} slots, "
-                    f"found {count}",
+                    f"{where}: {layer}: expected {few} to {many} slots, found {count}",
                     "a layer needs a slot for each expert of one token, and has no use for more than all",
                 )
         return sum(request.slot_map)
@@ -295,7 +300,7 @@ def _plan(account: Account, request: Request, context: int) -> Plan:
     arch, slot = account.arch, account.slot_bytes
     owned = _owned(account, request)
     least = _least(account, owned)
-    asked = _asked_slots(request, least, owned, slot)
+    asked = _asked_slots(account, request, least, owned)
     kv_dtype = request.kv_dtype or "f32"
     plan = Plan(
         account=account,

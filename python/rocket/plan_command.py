@@ -8,11 +8,10 @@ import typer
 from rocket import booster as boosters_module
 from rocket.accounting import Account
 from rocket.booster import GIB, Booster
-from rocket.checked import parse_json, shown
+from rocket.checked import parse_json, read_whole, shown
 from rocket.console import write_data
 from rocket.errors import CliError, UsageError
 from rocket.fuel_account import load_account, locate
-from rocket.inputs import read_file
 from rocket.inventory import Bucket
 from rocket.options import check_choice, check_integer, check_real, flag, integer, number, string
 from rocket.plan import DEFAULT_CONTEXT, OverBudgetError, Plan, Request, make_plan
@@ -30,15 +29,13 @@ def read_slot_map(path: str, account: Account) -> tuple[int, ...]:
     """Slots of each MoE layer from a JSON object, layer number -> slots."""
     where = f"--slot-map {path}"
     hint = "give an object like the slots_of_layer that rocket plan --json prints"
-    value = parse_json(read_file(path, "--slot-map"), where)
+    value = parse_json(read_whole(path, "--slot-map"), where)
     if not isinstance(value, dict):
         raise UsageError(f"{where}: expected an object, layer number -> slots, found {shown(value)}", hint)
     layers = [str(layer) for layer in account.arch.moe_layer_ids]
     for layer, count in value.items():
         if layer not in layers:
-            raise UsageError(
-                f"{where}: expected MoE layers from {layers[0]} to {layers[-1]}, found {shown(layer)}", hint
-            )
+            raise UsageError(f"{where}: expected MoE layers {_listed(layers)}, found {shown(layer)}", hint)
         if isinstance(count, bool) or not isinstance(count, int):
             raise UsageError(
                 f"{where}: {layer}: expected a whole number of slots, found {shown(count)}", hint
@@ -49,6 +46,10 @@ def read_slot_map(path: str, account: Account) -> tuple[int, ...]:
     return tuple(value[layer] for layer in layers)
 
 
+def _listed(layers: list[str]) -> str:
+    return f"from {layers[0]} to {layers[-1]}" if layers else "(this fuel has none)"
+
+
 def _one_of(**given: Any) -> None:
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if len(named) > 1:
@@ -56,7 +57,7 @@ def _one_of(**given: Any) -> None:
         raise UsageError(f"expected one of {options}, found {' and '.join(named)}", "give one of them")
 
 
-def _over_budget(error: OverBudgetError, fuel: str, found: list[Remedy]) -> CliError:
+def _over_budget(error: OverBudgetError, fuel: str, booster: str, found: list[Remedy]) -> CliError:
     plan = error.plan
     parts = ", ".join(
         f"{name} {format_bytes(count)}"
@@ -68,11 +69,11 @@ def _over_budget(error: OverBudgetError, fuel: str, found: list[Remedy]) -> CliE
             ("reserve", plan.reserve),
         )
     )
-    booster = plan.request.booster
+    which = "any one of these fits" if len(found) > 1 else "this fits"
     return CliError(
-        f"{fuel} on {booster.id}: required {format_bytes(plan.required)} ({parts}), "
+        f"{fuel} on {booster}: required {format_bytes(plan.required)} ({parts}), "
         f"available {format_bytes(plan.memory)}",
-        f"any one of these fits: {' | '.join(remedy.text for remedy in found)}",
+        f"{which}: {' | '.join(remedy.text for remedy in found)}",
     )
 
 
@@ -84,7 +85,7 @@ def _over_budget_json(error: OverBudgetError, fuel: str, found: list[Remedy]) ->
         "booster": plan.request.booster.id,
         "required_bytes": plan.required,
         "available_bytes": plan.memory,
-        "remedies": [remedy.options for remedy in found],
+        "remedies": [{"options": remedy.options, "instead_of": remedy.instead_of} for remedy in found],
     }
 
 
@@ -153,6 +154,7 @@ def plan(
         check_choice("--kv-dtype", kv_dtype, ("f32", "bf16", "fp8"))
     check_integer("--streams", streams, 1, 65536)
     profile, why = _booster(booster, fuel)
+    own = booster if booster not in boosters_module.names() else None
     name, account = load_account(fuel)
     shares = read_split(split, account, boosters) if split is not None else None
     request = Request(
@@ -164,6 +166,7 @@ def plan(
         cache_bytes=None if expert_cache_gib is None else int(expert_cache_gib * GIB),
         slots=expert_slots,
         slot_map=read_slot_map(slot_map, account) if slot_map is not None else None,
+        slot_map_file=slot_map or "",
         owners=shares.owners if shares else None,
     )
     routing = _routing(trace, account)
@@ -173,9 +176,9 @@ def plan(
         found = remedies(account, request)
         if as_json:
             write_data(json.dumps(_over_budget_json(error, name, found)) + "\n")
-        raise _over_budget(error, name, found) from None
+        raise _over_budget(error, name, own or profile.id, found) from None
     step = step_time(made, hit_rate=hit_rate, routing=routing)
-    report = Report(name, made, step, _choices(made, request, why), split)
+    report = Report(name, made, step, _choices(made, request, why), split, own)
     write_data((json.dumps(report.json(), allow_nan=False) if as_json else report.text()) + "\n")
     return 0
 

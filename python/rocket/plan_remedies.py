@@ -1,6 +1,6 @@
 """What to change when a plan is over budget. Every remedy is a request that was planned and fits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -15,6 +15,7 @@ from rocket.plan import (
     fits,
     longest_context,
     make_plan,
+    owned_by_each,
 )
 from rocket.quantity import Quantity
 
@@ -28,27 +29,66 @@ class Remedy:
 
     options: dict[str, str]
     request: Request
+    instead_of: str | None = None  # an option that has to go: none of these may stand beside it
 
     @property
     def text(self) -> str:
-        return " ".join(
-            f"a booster with memory_gib {value}" if option == "memory_gib" else f"{option} {value}".rstrip()
-            for option, value in self.options.items()
-        )
+        words = [f"{option} {value}" for option, value in self.options.items() if option != "memory_gib"]
+        if "memory_gib" in self.options:
+            words.append(("on " if words else "") + f"a booster with memory_gib {self.options['memory_gib']}")
+        if self.instead_of is not None:
+            words.append(f"instead of {self.instead_of}")
+        return " ".join(words)
 
 
 def remedies(account: Account, request: Request) -> list[Remedy]:
-    """At least two ways out, the smallest changes first."""
-    found = list(_single(account, request))
-    if len(found) < 2:
-        found += _combined(account, request)
-    # More memory always works, but cannot be had by an option.
-    if len(found) < 2:
-        found.append(_more_memory(account, request, {}))
-    if len(found) < 2:
-        options, small = _smallest(account, request)
-        found.append(_more_memory(account, small, options))
-    return found[:MOST]
+    """Ways out, the smallest changes first: at least one, two where there are two that differ."""
+    found: list[Remedy] = []
+    for more in (_single, _combined, _larger):
+        if len(found) < 2:
+            for remedy in more(account, request):
+                if not any(_more_of(remedy, other) for other in found):
+                    found.append(remedy)
+    gone = _slots_option(request)
+    return [
+        replace(remedy, instead_of=gone) if "--expert-slots" in remedy.options else remedy
+        for remedy in found[:MOST]
+    ]
+
+
+def _slots_option(request: Request) -> str | None:
+    """The option that has said how many slots, where it is not --expert-slots."""
+    if request.slot_map is not None:
+        return "--slot-map"
+    return "--expert-cache-gib" if request.cache_bytes is not None else None
+
+
+def _larger(account: Account, request: Request) -> Iterator[Remedy]:
+    """More memory always works, but cannot be had by an option."""
+    yield _more_memory(account, request, {})
+    options, small = _smallest(account, request)
+    if options:
+        yield _more_memory(account, small, options)
+
+
+def _more_of(remedy: Remedy, other: Remedy) -> bool:
+    """Whether a remedy gives up all that another does, and so offers nothing beside it."""
+    return all(
+        option in remedy.options and _gives_up(remedy, option) >= _gives_up(other, option)
+        for option in other.options
+    )
+
+
+def _gives_up(remedy: Remedy, option: str) -> float:
+    request = remedy.request
+    if option in ("--booster", "memory_gib"):
+        return request.booster.memory_bytes
+    if option == "--boosters":
+        return request.boosters
+    if option == "--kv-dtype":
+        return -KV_DTYPES[request.kv_dtype or "f32"]
+    in_all = request.boosters if option in ("--expert-slots", "--expert-cache-gib") else 1
+    return -float(remedy.options[option]) * in_all
 
 
 def _single(account: Account, request: Request) -> Iterator[Remedy]:
@@ -99,17 +139,53 @@ def _most_streams(account: Account, request: Request) -> int:
 
 
 def _more_boosters(account: Account, request: Request) -> Iterator[Remedy]:
-    """Each holds fewer experts then. More of them need no more, so one search is enough."""
+    """Each holds fewer experts then, and fewer of the slots that were asked for. More boosters need no more
+    each, so one search is enough."""
+    remedy = _fewest_boosters(account, request, lambda count: _on_boosters(request, count))
+    if remedy is None:
+        slots = _asked_in_all(account, request)
+        if slots is not None:
+            remedy = _fewest_boosters(
+                account, request, lambda count: _with_slots(account, request, count, slots)
+            )
+    if remedy is not None:
+        yield remedy
+
+
+def _on_boosters(request: Request, count: int) -> Remedy:
+    return Remedy({"--boosters": str(count)}, replace(request, boosters=count))
+
+
+def _asked_in_all(account: Account, request: Request) -> int | None:
+    """The slots that were asked for, on all boosters together."""
+    if request.slot_map is not None:
+        return request.boosters * sum(request.slot_map)
+    if request.slots is not None:
+        return request.boosters * request.slots
+    if request.cache_bytes is not None:
+        return request.boosters * (request.cache_bytes // account.slot_bytes)
+    return None
+
+
+def _with_slots(account: Account, request: Request, count: int, slots: int) -> Remedy:
+    """So many boosters, each with its share of slots, as far as it has experts for them."""
+    other = replace(request, boosters=count, cache_bytes=None, slots=None, slot_map=None)
+    most = max(map(sum, owned_by_each(account, other)))
+    each = min(most, max(fewest_slots(account, other), ceil(slots / count)))
+    return Remedy({"--boosters": str(count), "--expert-slots": str(each)}, replace(other, slots=each))
+
+
+def _fewest_boosters(account: Account, request: Request, of: Callable[[int], Remedy]) -> Remedy | None:
     low, high = request.boosters + 1, account.arch.n_routed_experts
-    if low > high or not fits(account, replace(request, boosters=high)):
-        return
+    if low > high or not fits(account, of(high).request):
+        return None
     while low < high:
         middle = (low + high) // 2
-        if fits(account, replace(request, boosters=middle)):
+        if fits(account, of(middle).request):
             high = middle
         else:
             low = middle + 1
-    yield Remedy({"--boosters": str(low)}, replace(request, boosters=low))
+    return of(low)
 
 
 def _other_boosters(account: Account, request: Request) -> Iterator[Remedy]:

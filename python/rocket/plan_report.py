@@ -15,6 +15,7 @@ class Report:
     step: StepTime
     choices: list[str]
     split: str | None = None  # the file
+    booster_file: str | None = None  # of a profile that is not a shipped one
 
     # --- text ----------------------------------------------------------------------------------------------
 
@@ -32,6 +33,8 @@ class Report:
         )
         streams = _count(plan.request.streams, "stream")
         sizes = f"{booster.memory_gib.value:g} GiB, reads {booster.read_gb_s.value:g} GB/s"
+        if self.booster_file is not None:
+            sizes += f", from {self.booster_file}"
         return [
             f"fuel      {self.fuel}: {arch.chemistry}, {arch.num_hidden_layers} layers, {experts}",
             f"boosters  {count} x {booster.id} ({booster.name}): {sizes}",
@@ -44,7 +47,7 @@ class Report:
         rows = [
             ("resident", plan.resident, "dense weights"),
             ("expert slots", plan.cache, self._slots()),
-            ("state", plan.state, f"{format_bytes(plan.stream_state)} a stream"),
+            ("state", plan.state, self._state()),
             ("workspace", plan.workspace, "activations, logits, tables"),
             ("reserve", plan.reserve, plan.request.booster.reserve_gib.note or ""),
             ("left", plan.left, ""),
@@ -57,6 +60,11 @@ class Report:
             lines.append(f"expert cache: requested {asked}, delivered {given}")
         return lines
 
+    def _state(self) -> str:
+        recurrent = self.plan.state_of.stream_bytes
+        twice = f", recurrent state ({format_bytes(recurrent)}) twice for checkpoints" if recurrent else ""
+        return f"{format_bytes(self.plan.stream_state)} a stream{twice}"
+
     def _slots(self) -> str:
         plan = self.plan
         if not plan.slots:
@@ -67,7 +75,7 @@ class Report:
         return f"{plan.slot_count:,} of {sum(plan.owned):,} x {size}, {a_layer} a MoE layer"
 
     def _ceilings(self) -> list[str]:
-        lines = [f"{'ceiling':<44}{'tok/s':>7}"]
+        lines = [f"{'ceiling of one stream':<44}{'tok/s':>7}"]
         for row in self._ceiling_rows():
             who = f"{row.label}, {_count(row.boosters, 'booster')}"
             lines.append(f"{who:<44}{row.tok_s:>7.1f}  {format_bytes(row.bytes_a_token)} a token")
@@ -90,6 +98,8 @@ class Report:
                 f"a miss    {miss}; {layer}",
                 f"hit rate  {100 * step.hit_rate:.1f} % ({step.source}): {misses}",
             ]
+            if plan.request.boosters > 1:
+                lines.append(f"          {step.counted}")
         lines.append(f"in all    {1000 * step.seconds:.2f} ms, {step.tok_s:.1f} tok/s at most")
         return lines
 
@@ -117,6 +127,7 @@ class Report:
             "fits": True,
             "fuel": self.fuel,
             "booster": plan.request.booster.id,
+            "booster_file": self.booster_file,
             "boosters": plan.request.boosters,
             "split": self.split,
             "context_tokens": plan.context,
@@ -138,12 +149,14 @@ class Report:
             "expert_cache_requested_bytes": plan.request.cache_bytes,
             "expert_cache_delivered_bytes": plan.cache,
             "stream_state_bytes": plan.stream_state,
+            "stream_state_recurrent_bytes": plan.state_of.stream_bytes,
             "ceilings": [
                 {
                     "count": row.label,
                     "boosters": row.boosters,
                     "bytes_a_token": row.bytes_a_token,
                     "tok_s": row.tok_s,
+                    "streams": 1,
                 }
                 for row in self._ceiling_rows()
             ],
@@ -154,6 +167,8 @@ class Report:
                 "experts": step.experts,
                 "hit_rate": step.hit_rate,
                 "hit_rate_source": step.source,
+                "counted": step.counted if plan.request.boosters > 1 else None,
+                "cold_start_misses": step.replayed.misses if step.replayed and plan.holds_all else None,
                 "misses": step.misses,
                 "miss_ms": 1000 * step.miss_s,
                 "miss_a_layer_ms": 1000 * step.miss_s * len(plan.slots),

@@ -45,7 +45,8 @@ def ceilings(account: Account, booster: Booster, boosters: int) -> list[Ceiling]
 
 @dataclass(frozen=True)
 class StepTime:
-    """A decode step of one row a stream, on the slowest booster."""
+    """A decode step of one row a stream. The hit rate is that of all boosters together; experts and misses
+    are those of the booster with most to do where a trace is replayed, else an even share."""
 
     rows: int
     hit_rate: float
@@ -56,6 +57,12 @@ class StepTime:
     base_s: float  # with every expert in a slot
     miss_s: float  # for each miss
     replayed: Replay | None = None
+
+    @property
+    def counted(self) -> str:
+        """What the figures count where there are several boosters."""
+        share = "an even share" if self.replayed is None else "each layer's busiest booster"
+        return f"hit rate of all boosters together, experts and misses of {share}"
 
     @property
     def seconds(self) -> float:
@@ -112,8 +119,8 @@ def step_time(
     hit_rate: float | None = None,
     routing: Routing | None = None,
 ) -> StepTime:
-    """A step at a hit rate, or at the one of a trace replayed through the plan's slots; by default at what
-    uniform routing gives, the worst there is."""
+    """A step at a hit rate, or at the one of a trace replayed through the plan's slots from empty ones; by
+    default at what uniform routing gives."""
     account, rows = plan.account, plan.request.streams
     arch, boosters = account.arch, plan.request.boosters
     replayed = None
@@ -126,7 +133,10 @@ def step_time(
         replayed = _replayed(plan, routing)
         experts = replayed.slowest_lookups / replayed.steps
         misses = replayed.slowest_misses / replayed.steps
-        rate, source = replayed.hit_rate, f"{routing.name} replayed, least recently used makes way"
+        rate, source = replayed.hit_rate, f"{routing.name} replayed from empty slots, least recently used"
+        if plan.holds_all:  # no step misses once the slots are filled
+            rate, misses = 1.0, 0.0
+            source = f"every expert has a slot; {routing.name} fills {replayed.misses:,} of them once"
     else:
         union = expected_union(arch.n_routed_experts, arch.num_experts_per_tok, rows)
         experts = union * arch.moe_layers / boosters

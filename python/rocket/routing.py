@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocket.checked import parse_json, shown
+from rocket.checked import open_regular, parse_json, shown
 from rocket.errors import UsageError
-from rocket.inputs import open_file
 
+MAX_LINE = 16 << 20
 _HINT = 'a trace has a line a token: {"tok": n, "layers": [[ids of the first MoE layer], …]}'
 
 
@@ -62,11 +62,13 @@ def read_routing(path: str | Path, layers: int, experts: int, topk: int, option:
     """Reads a trace of a model with so many MoE layers, experts in each, and experts a token."""
     model = layers, experts, topk
     rows: list[npt.NDArray[np.int32]] = []
-    with open_file(str(path), option) as file:
-        for number, line in enumerate(file, 1):
+    with open_regular(str(path), option) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if not line.strip():
                 continue
             where = f"{option} {path}, line {number}"
+            if len(line) > MAX_LINE:
+                raise UsageError(f"{where}: expected at most {MAX_LINE:,} bytes, found more", _HINT)
             value = parse_json(line, where)
             fits = b"true" not in line and b"false" not in line and _fits(value, model)
             rows.append(np.array(value["layers"] if fits else _row(value, where, model), np.int32))

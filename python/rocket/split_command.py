@@ -2,18 +2,16 @@
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rocket.accounting import Account
 from rocket.booster import GIB
+from rocket.checked import open_regular
 from rocket.console import write_data
 from rocket.errors import UsageError
-from rocket.fuel import known_fuels
-from rocket.fuel_account import load_account
-from rocket.inputs import read_file
+from rocket.fuel_account import load_account, locate
 from rocket.options import check_choice, check_output_name, check_output_place, flag, integer, string
 from rocket.output import AtomicFile
 from rocket.routing import Routing, read_routing
@@ -38,7 +36,8 @@ def _trace(path: str, account: Account) -> tuple[Routing, Routing, SplitTrace]:
             "one half is fitted to and the other judges",
         )
     fitted, judged = routing.halves()
-    digest = hashlib.sha256(read_file(path, "--trace")).hexdigest()
+    with open_regular(path, "--trace") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return (
         fitted,
         judged,
@@ -118,8 +117,9 @@ def split(
     """
     check_choice("--by", by, WAYS)
     check_output_name("--out", out)
-    folder = Path(fuel) if Path(fuel).is_dir() else known_fuels().get(fuel)
-    check_output_place("--out", out, folder, {"FUEL": fuel, "--trace": trace})
+    source = locate(fuel)
+    manifest = str(source.manifest.path) if source.manifest is not None else None
+    check_output_place("--out", out, source.weights_dir, {"the fuel's manifest": manifest, "--trace": trace})
     name, account = load_account(fuel)
     if not account.arch.moe_layers:
         raise UsageError(f"fuel {name}: expected MoE layers, found none", "there is nothing to split")

@@ -1,15 +1,16 @@
 """``split.json``: a split, the fuel and the number of boosters that it is for, and what to expect of it."""
 
 import json
-from typing import Any, Literal
+from collections.abc import Callable
+from math import isclose
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocket.accounting import Account
-from rocket.checked import parse_json, validate
+from rocket.checked import parse_json, read_whole, validate
 from rocket.errors import UsageError
-from rocket.inputs import read_file
 from rocket.split import Expected, Owners
 
 FORMAT = "rocket-split-1"
@@ -115,7 +116,7 @@ def bytes_of_booster(account: Account, owners: Owners, boosters: int) -> list[in
 def read_split(path: str, account: Account, boosters: int | None, option: str = "--split") -> SplitFile:
     """A split that is for this fuel and, if given, this number of boosters."""
     where = f"{option} {path}"
-    split = validate(SplitFile, parse_json(read_file(path, option), where), where, _HINT)
+    split = validate(SplitFile, parse_json(read_whole(path, option), where), where, _HINT)
     _same_fuel(split, SplitFuel.of(account), where)
     if boosters is not None and split.boosters != boosters:
         raise UsageError(
@@ -123,6 +124,7 @@ def read_split(path: str, account: Account, boosters: int | None, option: str = 
             f"make a split for {boosters}, or give --boosters {split.boosters}",
         )
     _whole(split, where)
+    _consistent(split, account, where)
     return split
 
 
@@ -140,11 +142,10 @@ def _same_fuel(split: SplitFile, fuel: SplitFuel, where: str) -> None:
 def _whole(split: SplitFile, where: str) -> None:
     """Every expert of every layer has one owner, and boosters own the same number within one."""
     layers = [str(layer) for layer in split.fuel.moe_layers]
-
-    def fail(field: str, expected: str, found: Any) -> None:
-        raise UsageError(f"{where}: {field}: expected {expected}, found {_short(found)}", _HINT)
-
-    if list(split.owner) != layers:
+    fail = _failure(where)
+    if split.boosters > split.fuel.experts:
+        fail("boosters", f"at most {split.fuel.experts} (the experts of a layer)", split.boosters)
+    if set(split.owner) != set(layers):
         fail("owner", f"the MoE layers {_short(split.fuel.moe_layers)}", ", ".join(split.owner))
     for layer, owner in split.owner.items():
         if len(owner) != split.fuel.experts:
@@ -155,6 +156,37 @@ def _whole(split: SplitFile, where: str) -> None:
         counts = np.bincount(owner, minlength=split.boosters)
         if counts.max() - counts.min() > 1:
             fail(f"owner.{layer}", "the same number of experts on each booster, within one", counts.tolist())
+
+
+def _failure(where: str) -> Callable[[str, str, Any], NoReturn]:
+    def fail(field: str, expected: str, found: Any) -> NoReturn:
+        raise UsageError(f"{where}: {field}: expected {expected}, found {_short(found)}", _HINT)
+
+    return fail
+
+
+def _consistent(split: SplitFile, account: Account, where: str) -> None:
+    """What the file says of its boosters is what follows from the owners."""
+    fail = _failure(where)
+    owners = split.owners
+    counts = [int((owners == b).sum()) for b in range(split.boosters)]
+    if split.experts_of_booster != counts:
+        fail("experts_of_booster", f"{_short(counts)}, as the owners say", split.experts_of_booster)
+    sizes = bytes_of_booster(account, owners, split.boosters)
+    if split.bytes_of_booster != sizes:
+        fail("bytes_of_booster", f"{_short(sizes)}, as the owners say", split.bytes_of_booster)
+    e = split.expected
+    for field in ("load_imbalance", "step_imbalance"):
+        if getattr(e, field) < 1 - 1e-9:  # means are rounded
+            fail(f"expected.{field}", "at least 1 (an even share)", getattr(e, field))
+    for field in ("hidden_rows_a_token", "expert_rows_a_token"):
+        if getattr(e, field) < 0:
+            fail(f"expected.{field}", "at least 0", getattr(e, field))
+    rows = e.hidden_rows_a_token + e.expert_rows_a_token
+    if not isclose(e.cross_booster_rows_a_token, rows, rel_tol=1e-6, abs_tol=1e-9):
+        fail(
+            "expected.cross_booster_rows_a_token", f"{rows:g}, the sum of both", e.cross_booster_rows_a_token
+        )
 
 
 def _short(value: Any) -> str:
