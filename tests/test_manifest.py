@@ -149,7 +149,7 @@ def test_fix_keeps_comments_and_order(flash: Path, copy: Path, rocket: Rocket) -
     expected = FLASH.read_text().replace("moe_layers: 42", "moe_layers: 42 # one too few")
     expected = expected.replace(
         "resident_gib: {value: 16.62, source: measured}",
-        "resident_gib: {value: 16.62, source: measured} # a bare number",
+        "resident_gib: {value: 16.62, source: measured}  # a bare number",
     )
     assert copy.read_text() == expected
     assert rocket("fuel", "validate", str(copy), "--weights", str(flash), "--fix") == 0

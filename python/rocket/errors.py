@@ -58,7 +58,7 @@ class ReaderGoneError(Exception):
 _ParseError: type[Exception] = typer.BadParameter.__mro__[1]
 
 _HINTS = {
-    "FuelError": "check the path given with --fuel, and that the download of the fuel is complete",
+    "FuelError": "check the path of the fuel, and that its download is complete",
     "PlanError": "ask for less: a smaller --max-context, fewer --tokens",
     "InputError": "see --help for what the options take",
     "DeviceError": "try --backend cpu",

@@ -4,13 +4,13 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocket.accounting import Account, account_of_inventory, account_of_tensors, read_tensors
+from rocket.accounting import Account, account_of_tensors, read_tensors
 from rocket.architecture import ConfigError, read_architecture
 from rocket.failures import fuel_error
 from rocket.fuel import known_fuels
-from rocket.inventory import default_naming, detect_naming
-from rocket.manifest import MANIFEST, Manifest, ManifestFile, known_manifests, read_manifest
-from rocket.validate import Weights
+from rocket.inventory import detect_naming
+from rocket.manifest import MANIFEST, ManifestFile, known_manifests, read_manifest
+from rocket.validate import Weights, require_consistent, weights_of_manifest
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class FuelSource:
         if self.weights_dir is not None:
             return weights_of_folder(self.weights_dir)
         assert self.manifest is not None
+        require_consistent(self.manifest.manifest, str(self.manifest.path))
         return weights_of_manifest(self.manifest.manifest)
 
     def account(self) -> Account:
@@ -53,18 +54,15 @@ def weights_of_folder(folder: str | Path) -> Weights:
         arch = read_architecture(folder)
     except ConfigError as error:
         raise fuel_error(str(error), error.hint or "check the fuel's config.json") from None
+    except RecursionError:
+        raise fuel_error(
+            f"{Path(folder) / 'config.json'}: broken JSON: too many levels", "download the file again"
+        ) from None
     found, files = read_tensors(folder)
     naming = detect_naming([t.name for t in found])
     account = account_of_tensors(arch, found, naming)
     account.set_files(files)
     return Weights(account, found, naming)
-
-
-def weights_of_manifest(manifest: Manifest) -> Weights:
-    """What the fuel of a manifest would have."""
-    formats = manifest.weight_formats
-    account = account_of_inventory(manifest.model, formats.scheme, own_head=formats.draft_own_head)
-    return Weights(account, None, default_naming(manifest.model))
 
 
 def locate(name: str) -> FuelSource:

@@ -1,19 +1,21 @@
 """rocket fuel: manifests, what weights are made of, and hollow fuels."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from rocket.accounting import GIB
+from rocket.architecture import read_architecture
 from rocket.console import Notes, write_data
-from rocket.errors import CliError
+from rocket.errors import CliError, UsageError, one_line
 from rocket.fuel import known_fuels
 from rocket.fuel_account import locate, weights_of_folder, weights_of_manifest
 from rocket.fuel_report import formats_text, manifest_text, mismatch_text, table
 from rocket.hollow import disk_bytes, write_hollow
-from rocket.manifest import find_manifest, known_manifests, read_manifest
+from rocket.manifest import Manifest, find_manifest, json_schema, known_manifests, read_manifest
 from rocket.options import flag, string
-from rocket.validate import compare, fix, require_same_model
+from rocket.validate import compare, fix, require_consistent, require_same_model
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A manifest: a name or a file.")]
 
@@ -21,27 +23,50 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A manife
 def list_fuels() -> int:
     """Every fuel that is known by name: its manifest's numbers, and where its weights are."""
     manifests, weights = known_manifests(), known_fuels()
+    broken: list[str] = []
     rows = [("name", "chemistry", "parameters", "on disk", "a token reads", "weights")]
     for name in sorted({*manifests, *weights}):
         where = str(weights[name]) if name in weights else "-"
-        if name not in manifests:
-            rows.append((name, "-", "-", "-", "-", where))
-            continue
-        m = read_manifest(manifests[name]).manifest
-        rows.append(
-            (
-                name,
-                m.chemistry,
-                f"{m.parameters.trunk_billion.value:g} B",
-                f"{m.residency.checkpoint_gib.value:g} GiB",
-                f"{m.residency.single_token_active_gib.value:g} GiB",
-                where,
-            )
-        )
+        numbers = ("-", "-", "-", "-")
+        problem = _problem(lambda name=name: read_architecture(weights[name])) if name in weights else ""
+        if name in manifests:
+            try:
+                numbers = _numbers(read_manifest(manifests[name]).manifest)
+            except Exception as error:
+                problem = _reason(error)
+        if problem:
+            broken.append(name)
+            where = f"{where}; broken: {problem}" if name in weights else f"broken: {problem}"
+        rows.append((one_line(name), *numbers, where))
     if len(rows) == 1:
         raise CliError("no fuels are known by name", "set ROCKET_FUELS to folders of fuels")
     write_data(table(rows, right=(2, 3, 4)) + "\n")
+    if broken:
+        Notes().say(f"cannot be used as they are: {', '.join(map(one_line, broken))}")
     return 0
+
+
+def _numbers(m: Manifest) -> tuple[str, str, str, str]:
+    return (
+        m.chemistry,
+        f"{m.parameters.trunk_billion.value:g} B",
+        f"{m.residency.checkpoint_gib.value:g} GiB",
+        f"{m.residency.single_token_active_gib.value:g} GiB",
+    )
+
+
+def _reason(error: Exception) -> str:
+    text = one_line(str(error))
+    return text if len(text) <= 160 else f"{text[:159]}…"
+
+
+def _problem(read: Callable[[], object]) -> str:
+    """Why something cannot be read; empty if it can."""
+    try:
+        read()
+    except Exception as error:
+        return _reason(error)
+    return ""
 
 
 def show(
@@ -63,15 +88,20 @@ def validate(
     manifest: NameArgument,
     weights: Annotated[
         str | None,
-        string("DIR", "Recompute from the headers of these weights; else from the manifest's config."),
+        string("DIR", "Recompute from the headers of these weights; default: those beside the manifest."),
     ] = None,
     fix_it: Annotated[bool, flag("--fix", "Write the found values into the manifest.")] = False,
 ) -> int:
     """Recompute every recorded number; each that disagrees is a row, and the status is 1.
 
-    A number agrees if it is what is found, rounded as it is written.
+    Without weights the manifest's own config is what counts. A number agrees if it is what is found, rounded
+    as it is written.
     """
     file = find_manifest(manifest)
+    if weights == "":
+        raise UsageError("--weights: expected a folder, found nothing", "leave it out, or give a folder")
+    if weights is None and (file.path.parent / "config.json").is_file():
+        weights = str(file.path.parent)
     if weights is None:
         held, folder = weights_of_manifest(file.manifest), "its own config and weight formats"
     else:
@@ -87,10 +117,7 @@ def validate(
             f"{file.path}: {len(mismatches)} of {count} recorded values disagree with {folder}",
             "--fix writes the found values back",
         )
-    fixed = fix(file, mismatches, "measured" if weights is not None else "derived")
-    left, _ = compare(fixed, held)
-    if left:
-        raise CliError(f"{file.path}: {left[0].field} still disagrees", "correct the file by hand")
+    fix(file, mismatches, "measured" if weights is not None else "derived", held)
     Notes().say(f"{file.path}: {len(mismatches)} values written")
     return 0
 
@@ -102,9 +129,11 @@ def hollow(
 ) -> int:
     """Write a checkpoint with true names, shapes, dtypes and shard sizes but no data.
 
-    It takes a few MB on disk. Accounting, validation and planning run on it; decoding from it is refused.
+    Its headers take some tens of MB on disk. Accounting, validation and planning run on it; decoding from it
+    is refused.
     """
     file = find_manifest(manifest)
+    require_consistent(file.manifest, str(file.path))
     notes = Notes(quiet)
     with notes.progress("writing", unit="files") as progress:
         path = write_hollow(file.manifest, folder, progress)
@@ -115,9 +144,15 @@ def hollow(
     return 0
 
 
+def schema() -> int:
+    """Print the JSON schema of manifests: their fields and what each takes."""
+    write_data(json_schema())
+    return 0
+
+
 def register(app: typer.Typer) -> None:
     fuel = typer.Typer(help="Manifests, weight formats, hollow fuels.")
     fuel.command("list")(list_fuels)
-    for command in (show, validate, hollow):
+    for command in (show, validate, hollow, schema):
         fuel.command()(command)
     app.add_typer(fuel, name="fuel")

@@ -17,6 +17,7 @@ from rocket.errors import CliError, UsageError, describe_os_error
 from rocket.inventory import TensorInfo, parameters, tensors
 from rocket.manifest import Manifest
 from rocket.shards import header_of, index_text, shard_names, split_by_name
+from rocket.validate import require_consistent
 
 PROBE_BYTES = 256 << 20
 
@@ -42,6 +43,11 @@ def _quantization(manifest: Manifest) -> dict[str, Any] | None:
 
 def write_hollow(manifest: Manifest, target: str, progress: Progress | None = None) -> Path:
     """Makes the folder `target`, which must be absent or empty. It appears whole or not at all."""
+    if not target or "\0" in target:
+        raise UsageError(
+            f"{target!r}: expected the name of a folder", "give a folder that does not exist yet"
+        )
+    require_consistent(manifest, manifest.id)
     path = Path(target)
     _check_target(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")

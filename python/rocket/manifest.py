@@ -6,6 +6,7 @@ number counts as published. ``python -m rocket.manifest`` prints the JSON schema
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchema
 
 from rocket import booster as boosters
 from rocket.architecture import (
+    CHEMISTRIES,
     GLM5_NEXT,
     Architecture,
     ConfigError,
@@ -23,19 +25,22 @@ from rocket.architecture import (
     config_fields,
     from_fields,
 )
-from rocket.checked import parse_yaml, validate
+from rocket.checked import validate
 from rocket.errors import UsageError
 from rocket.fuel import search_path
-from rocket.inputs import read_file
 from rocket.inventory import Scheme
+from rocket.manifest_text import load, read_bytes
 from rocket.quantity import Quantity
 
 MANIFEST = "fuel.yaml"
-_HINT = "see fuels/fuel.schema.json for the fields, and fuels/glm-5.3-flash/fuel.yaml for an example"
+_HINT = "rocket fuel schema prints the fields and what each takes"
+_ID = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
 
 class Number(Quantity):
     """A number with its provenance, or a bare number, which counts as published."""
+
+    value: float = Field(ge=0, le=1e15, description="a number from 0 to 1e15")
 
     @model_validator(mode="before")
     @classmethod
@@ -48,8 +53,16 @@ class Number(Quantity):
         resolved = handler.resolve_ref_schema(described)
         whole = dict(resolved)
         resolved.clear()
-        resolved.update(anyOf=[{"type": "number", "minimum": 0}, whole], description=cls.__doc__)
+        most = whole["properties"]["value"]["maximum"]
+        bare = {"type": "number", "minimum": 0, "maximum": most}
+        resolved.update(anyOf=[bare, whole], description=cls.__doc__)
         return described
+
+
+class Size(Number):
+    """A size in GiB or MiB, or parameters in 10^9: a number with its provenance, or a bare one."""
+
+    value: float = Field(ge=0, le=100_000, description="a number from 0 to 100000")
 
 
 class _Section(BaseModel):
@@ -71,9 +84,9 @@ def _optional(what: str) -> Any:
 class Parameters(_Section):
     """Numbers of parameters, in 10^9."""
 
-    total_billion: Number = _number("all tensors of the checkpoint")
-    trunk_billion: Number = _number("the text model without draft layers")
-    active_billion: Number = _number("read for a token, one row of the embedding counted")
+    total_billion: Size = _number("all tensors of the checkpoint")
+    trunk_billion: Size = _number("the text model without draft layers")
+    active_billion: Size = _number("read for a token, one row of the embedding counted")
 
 
 class ArchitectureSection(_Section):
@@ -144,15 +157,15 @@ class WeightFormats(_Section):
 class Residency(_Section):
     """Where the bytes are and which of them a token reads. GiB are 2^30 bytes."""
 
-    checkpoint_gib: Number = _number("all tensors on disk")
-    resident_gib: Number = _number("weights of the trunk without routed experts")
-    routed_experts_gib: Number = _number("all routed experts of the trunk")
-    expert_slot_mib: Number = _number("one expert in a slot")
-    draft_gib: Number | None = _optional("the draft layers")
-    vision_gib: Number | None = _optional("the vision tower")
-    single_token_routed_gib: Number = _number("routed experts that a token reads")
-    single_token_active_gib: Number = _number("weights that a token reads, the whole embedding counted")
-    single_token_touched_gib: Number = _number("weights that a token reads, one embedding row counted")
+    checkpoint_gib: Size = _number("all tensors on disk")
+    resident_gib: Size = _number("weights of the trunk without routed experts")
+    routed_experts_gib: Size = _number("all routed experts of the trunk")
+    expert_slot_mib: Size = _number("one expert in a slot")
+    draft_gib: Size | None = _optional("the draft layers")
+    vision_gib: Size | None = _optional("the vision tower")
+    single_token_routed_gib: Size = _number("routed experts that a token reads")
+    single_token_active_gib: Size = _number("weights that a token reads, the whole embedding counted")
+    single_token_touched_gib: Size = _number("weights that a token reads, one embedding row counted")
 
 
 class ByDtype(_Section):
@@ -182,7 +195,9 @@ def _is_booster(value: str) -> str:
 class SingleStream(_Section):
     """The rate that memory bandwidth allows one stream when every weight lies in the boosters' memory."""
 
-    booster: Annotated[str, AfterValidator(_is_booster)] = Field(description="a shipped booster's name")
+    booster: Annotated[str, AfterValidator(_is_booster)] = Field(
+        description="a shipped booster's name", json_schema_extra={"enum": list(boosters.names())}
+    )
     boosters: int = _whole(1, 1024)
     tok_per_s: Number = _number("read rate of the boosters through single_token_active_gib")
 
@@ -208,16 +223,32 @@ def _known_config(section: ArchitectureSection, chemistry: str) -> None:
 
 
 def _is_id(value: str) -> str:
-    if value.startswith((".", "-")) or not all(c.isalnum() or c in ".-_" for c in value):
+    if not re.fullmatch(_ID, value):
         raise ValueError(f"expected letters, digits, '.', '-' and '_', found {value!r}")
     return value
+
+
+def _allowed_config(schema: dict[str, Any]) -> None:
+    """Into the JSON schema: the fields of config that each chemistry knows."""
+    schema["allOf"] = []
+    for chemistry in CHEMISTRIES:
+        allowed: dict[str, Any] = {"config": {"propertyNames": {"enum": sorted(config_fields(chemistry))}}}
+        tower = {"propertyNames": {"enum": list(VisionTower.__dataclass_fields__)}}
+        allowed["vision_config"] = tower if chemistry == GLM5_NEXT else {"type": "null"}
+        condition = {"properties": {"chemistry": {"const": chemistry}}}
+        consequence = {"properties": {"architecture": {"properties": allowed}}}
+        schema["allOf"].append({"if": condition, "then": consequence})
 
 
 class Manifest(_Section):
     """What is known of a fuel."""
 
+    model_config = ConfigDict(json_schema_extra=_allowed_config)
+
     id: Annotated[str, AfterValidator(_is_id)] = Field(
-        min_length=1, description="the fuel's name: letters, digits, '.', '-' and '_'"
+        max_length=128,
+        description="the fuel's name: letters, digits, '.', '-' and '_'",
+        json_schema_extra={"pattern": _ID},
     )
     name: str = Field(description="as its makers call it")
     chemistry: Literal["glm5_next", "glm_moe_dsa"]
@@ -260,11 +291,11 @@ class ManifestFile:
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
     """Throws UsageError: field, value, what is allowed."""
-    return validate(Manifest, parse_yaml(data, where), where, _HINT)
+    return validate(Manifest, load(data, where), where, _HINT)
 
 
 def read_manifest(path: Path, option: str = "manifest") -> ManifestFile:
-    data = read_file(str(path), option)
+    data = read_bytes(path, option)
     manifest = parse_manifest(data, str(path))
     return ManifestFile(path, data.decode(), manifest)
 
@@ -282,8 +313,12 @@ def known_manifests() -> dict[str, Path]:
 
 def find_manifest(name: str) -> ManifestFile:
     """A manifest by name, file, or folder. Throws UsageError with what is known."""
+    if not name or "\0" in name:
+        raise UsageError(
+            f"manifest {name!r}: expected a name, a file or a folder", "rocket fuel list has names"
+        )
     path = Path(name)
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return read_manifest(path)
     if path.is_dir():
         if (path / MANIFEST).is_file():

@@ -1,24 +1,24 @@
 """Are a manifest's numbers those of its weights? Each is recomputed from config and headers, and can be put
 right."""
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
 from rocket import booster as boosters
-from rocket.accounting import GIB, KV_DTYPES, Account, State
+from rocket.accounting import GIB, KV_DTYPES, Account, State, account_of_inventory
 from rocket.architecture import Architecture
 from rocket.errors import UsageError
 from rocket.formats import FormatRow, format_rows
-from rocket.inventory import Bucket, Naming, TensorInfo
+from rocket.inventory import Bucket, Naming, TensorInfo, default_naming
 from rocket.manifest import ByDtype, Manifest, ManifestFile, Number, parse_manifest
+from rocket.manifest_text import Change, Value, changed
 from rocket.output import AtomicFile
 
-Value = int | float | str | bool
 _NEAR = 0.05  # a rounded number is still within this fraction of the exact one
 
 
@@ -41,7 +41,8 @@ class Mismatch:
         recorded, found = self.recorded, self.found.value
         if isinstance(recorded, str | bool) or isinstance(found, str | bool) or not recorded:
             return "-"
-        return f"{found / recorded:.2f}x"
+        ratio = found / recorded
+        return f"{ratio:.2f}x" if ratio < 1e6 else f"{ratio:.1e}x"
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,13 @@ def _formats(weights: Weights) -> Iterator[tuple[str, Value]]:
     yield "shard_files", weights.account.file_count
 
 
+def weights_of_manifest(manifest: Manifest) -> Weights:
+    """What the fuel of a manifest would have."""
+    formats = manifest.weight_formats
+    account = account_of_inventory(manifest.model, formats.scheme, own_head=formats.draft_own_head)
+    return Weights(account, None, default_naming(manifest.model))
+
+
 def found_values(manifest: Manifest, weights: Weights) -> dict[str, Found]:
     """Every field that can be recomputed, by its dotted name."""
     account = weights.account
@@ -211,6 +219,19 @@ def require_same_model(manifest: ManifestFile, weights: Weights, folder: str) ->
             )
 
 
+def require_consistent(manifest: Manifest, where: str) -> None:
+    """Throws UsageError if a manifest's architecture is not what its own config says."""
+    account = weights_of_manifest(manifest).account
+    for field, found in _architecture(account):
+        recorded = getattr(manifest.architecture, field)
+        if recorded != found:
+            raise UsageError(
+                f"{where}: architecture.{field}: found {recorded}, but architecture.config and the defaults "
+                f"of {manifest.chemistry} say {found}",
+                "correct the field or the config; rocket fuel validate lists all that disagrees",
+            )
+
+
 def compare(manifest: Manifest, weights: Weights) -> tuple[list[Mismatch], int]:
     """What disagrees, and how many numbers were held against the weights."""
     recorded = _recorded(manifest)
@@ -222,50 +243,42 @@ def compare(manifest: Manifest, weights: Weights) -> tuple[list[Mismatch], int]:
 # --- putting right ----------------------------------------------------------------------------------------
 
 
+_PLAIN = ("architecture", "weight_formats")  # their values have no provenance
 _CONFIG_ONLY = ("reusable_state", "serving_regime")  # headers say nothing about these
 
 
-def fixed_text(text: str, mismatches: list[Mismatch], source: str) -> str:
-    """The manifest's text with the found values, comments and order kept. `source` is that of the account."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.comments import CommentedMap
-
-    yaml = YAML(typ="rt")
-    yaml.preserve_quotes = True
-    yaml.width = 4096
-    data = yaml.load(text)
+def fixed_text(text: str, mismatches: list[Mismatch], source: str, where: str = "manifest") -> str:
+    """The manifest's text with the found values, all else kept. `source` is that of the account."""
+    changes = {}
     for mismatch in mismatches:
-        *parents, last = mismatch.field.split(".")
-        node = data
-        for part in parents:
-            node = node[part]
-        value = written(mismatch.found)
-        origin = "derived" if parents[0] in _CONFIG_ONLY else source
-        if isinstance(node[last], CommentedMap):
-            node[last]["value"] = value
-            node[last]["source"] = origin
-        elif mismatch.found.digits or parents[0] == "reusable_state":
-            replacement = CommentedMap(value=value, source=origin)
-            replacement.fa.set_flow_style()
-            node[last] = replacement
-        else:
-            node[last] = value
-    out = io.StringIO()
-    yaml.dump(data, out)
-    return out.getvalue()
+        section = mismatch.field.split(".")[0]
+        origin = None
+        if section not in _PLAIN:
+            origin = "derived" if section in _CONFIG_ONLY else source
+        changes[mismatch.field] = Change(written(mismatch.found), origin)
+    return changed(text, changes, where)
 
 
 def written(found: Found) -> Value:
     """A found value as a manifest has it."""
     if isinstance(found.value, str | bool):
         return found.value
-    return round(found.value, found.digits) if found.digits else round(found.value)
+    if not found.digits:
+        return round(found.value)
+    small = 3 - floor(log10(found.value)) if 0 < found.value < 1 else 0  # four digits that say something
+    return round(found.value, max(found.digits, small))
 
 
-def fix(manifest: ManifestFile, mismatches: list[Mismatch], source: str) -> Manifest:
-    """Writes the found values into the manifest's file and gives the new manifest."""
-    text = fixed_text(manifest.text, mismatches, source)
+def fix(manifest: ManifestFile, mismatches: list[Mismatch], source: str, weights: Weights) -> None:
+    """Writes the found values into the manifest's file. Throws UsageError, with the file as it was, if these
+    do not make a manifest that agrees with the weights."""
+    text = fixed_text(manifest.text, mismatches, source, str(manifest.path))
     fixed = parse_manifest(text.encode(), str(manifest.path))
+    left, _ = compare(fixed, weights)
+    if left:
+        raise UsageError(
+            f"{manifest.path}: {left[0].field} would still disagree; nothing is written",
+            "correct the file by hand",
+        )
     with AtomicFile(Path(manifest.path), "--fix") as out:
         out.file.write(text.encode())
-    return fixed
