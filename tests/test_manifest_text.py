@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from fuel_tools import FUELS, Rocket, rocket
 from rocket.fuel_account import weights_of_folder, weights_of_manifest
 from rocket.manifest import json_schema, parse_manifest, read_manifest
+from rocket.manifest_text import Change, changed
 from rocket.validate import compare, fixed_text
 
 __all__ = ["rocket"]
@@ -156,6 +157,15 @@ def test_correct_texts_come_back_as_they_are() -> None:
             assert mismatches == []
             assert count > 20
             assert fixed_text(text, mismatches, "derived") == text
+            recorded = YAML(typ="safe").load(text)
+            same = {
+                f"{section}.{field}": Change(value)
+                for section in ("architecture", "weight_formats")
+                for field, value in recorded[section].items()
+                if isinstance(value, int | str)
+            }
+            assert len(same) > 25
+            assert changed(text, same, "m") == text  # every value written where it stood
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])

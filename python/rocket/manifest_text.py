@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rocket.checked import parse_yaml
-from rocket.errors import UsageError
-from rocket.inputs import open_file
+from rocket.errors import UsageError, naming
+from rocket.inputs import READ_HINT, open_file
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
@@ -33,7 +33,8 @@ def read_bytes(path: Path, option: str) -> bytes:
     with open_file(str(path), option) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise UsageError(f"{path}: expected a regular file, found a device or a pipe", "give a file")
-        data = file.read(MAX_BYTES + 1)
+        with naming(f"{option}: cannot read {path}", READ_HINT):
+            data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path}: expected a manifest of at most {MAX_BYTES >> 20} MiB, found more", _HINT)
     return data
