@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,22 @@ SMALL = {
     "first_k_dense_replace": 2,
 }
 NEXT = {**SMALL, "index_kpool": 4, "linear_num_heads": 4, "linear_head_dim": 16}
+
+
+# A profile as a file has it.
+BOOSTER: dict[str, Any] = {
+    "id": "mine",
+    "name": "my machine",
+    "unified_memory": False,
+    "memory_gib": {"value": 24, "source": "measured"},
+    "reserve_gib": 1,
+    "read_gb_s": 900,
+    "copy_gb_s": 800,
+    "host_memory_gib": 60,
+    "host_reserve_gib": 5,
+    "link_gb_s": 25,
+    "disk_read_gb_s": 3,
+}
 
 
 @cache
