@@ -56,6 +56,14 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "hexadecimal": (text.replace("layers: 45", "layers: 0x" + "f" * 100_000, 1).encode(), "40 digits"),
         "large": (text.replace("layers: 45", "layers: " + "9" * 40, 1).encode(), "architecture.layers"),
         "large float": (text.replace("value: 16.62", "value: " + "9" * 40, 1).encode(), "resident_gib"),
+        "many layers": (
+            text.replace("index_kpool: 4", "num_hidden_layers: 1000000", 1).encode(),
+            "architecture.config.num_hidden_layers",
+        ),
+        "deep tower": (
+            text.replace("vision_config: {}", "vision_config: {depth: " + "9" * 39 + "}").encode(),
+            "architecture.vision_config.depth",
+        ),
         "tag": (b"id: !!python/name:os.system x\n", "tag"),
         "long": (text.encode() + b"#" * (1 << 20), "1 MiB"),
         "empty": (b"", "expected an object"),
@@ -244,6 +252,12 @@ def test_absurd_numbers(copy: Path, rocket: Rocket) -> None:
         assert rocket("fuel", "show", str(copy)) == 0
         assert rocket("fuel", "validate", str(copy)) == 1
         assert max(map(len, rocket.out.splitlines())) < 80
+
+
+def test_texts_reach_no_terminal_as_control_characters(copy: Path, rocket: Rocket) -> None:
+    replaced(copy, "name: GLM-5.3-Flash", 'name: "\\e[2J\\a\\nGLM"')
+    assert rocket("fuel", "show", str(copy)) == 0
+    assert "glm-5.3-flash: \\x1b[2J\\x07 GLM, glm5_next" in rocket.out
 
 
 def test_weights_beside_the_manifest_count(tmp_path: Path, rocket: Rocket) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rocket.accounting import Account
 from rocket.architecture import GLM5_NEXT
 from rocket.bytes_report import Unit
+from rocket.errors import one_line
 from rocket.formats import FormatRow
 from rocket.manifest import ByDtype, Manifest, ManifestFile, Number
 from rocket.validate import Mismatch, Value, written
@@ -33,8 +34,8 @@ def _number(value: float) -> str:
 def manifest_text(file: ManifestFile) -> str:
     """Everything that a manifest says, section by section."""
     m = file.manifest
-    lines = [f"{m.id}: {m.name}, {m.chemistry}", f"manifest {file.path}"]
-    lines += [text for text in (m.source, m.note) if text]
+    lines = [f"{m.id}: {one_line(m.name)}, {m.chemistry}", f"manifest {file.path}"]
+    lines += [one_line(text) for text in (m.source, m.note) if text]
     for section in Manifest.model_fields:
         value = getattr(m, section)
         if hasattr(value, "model_fields_set"):
@@ -47,7 +48,7 @@ def _section_lines(section: object) -> list[str]:
 
     def walk(prefix: str, value: object) -> None:
         if isinstance(value, Number):
-            note = f": {value.note}" if value.note else ""
+            note = f": {one_line(value.note)}" if value.note else ""
             rows.append((prefix, _number(value.value), value.source + note))
         elif isinstance(value, ByDtype) or hasattr(value, "model_fields_set"):
             for name in type(value).model_fields:
@@ -59,7 +60,7 @@ def _section_lines(section: object) -> list[str]:
         elif isinstance(value, bool):
             rows.append((prefix, _shown(value), ""))
         elif value is not None:
-            rows.append((prefix, _number(value) if isinstance(value, int) else str(value), ""))
+            rows.append((prefix, _number(value) if isinstance(value, int) else one_line(str(value)), ""))
 
     walk("", section)
     width = max((len(name) for name, _, _ in rows), default=0)

@@ -209,6 +209,24 @@ class ServingRegime(_Section):
     note: str | None = None
 
 
+# Of config's fields those whose size is work; any other number is at most _MOST.
+_LIMITS = {
+    "num_hidden_layers": 1024,
+    "depth": 1024,
+    "num_nextn_predict_layers": 64,
+    "n_routed_experts": 4096,
+    "n_shared_experts": 64,
+}
+_MOST = (1 << 31) - 1
+
+
+def _bounded(config: dict[str, Any], where: str) -> None:
+    for field, value in config.items():
+        most = _LIMITS.get(field, _MOST)
+        if isinstance(value, int | float) and not value <= most:
+            raise ValueError(f"{where}.{field}: expected a number of at most {most}, found {value}")
+
+
 def _known_config(section: ArchitectureSection, chemistry: str) -> None:
     known = config_fields(chemistry)
     for field in section.config:
@@ -216,6 +234,8 @@ def _known_config(section: ArchitectureSection, chemistry: str) -> None:
             raise ValueError(
                 f"architecture.config.{field}: unknown field; expected one of {', '.join(sorted(known))}"
             )
+    _bounded(section.config, "architecture.config")
+    _bounded(section.vision_config or {}, "architecture.vision_config")
     for field in section.vision_config or {}:
         if field not in VisionTower.__dataclass_fields__:
             allowed = ", ".join(VisionTower.__dataclass_fields__)
