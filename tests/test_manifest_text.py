@@ -44,13 +44,16 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "utf-16": (text.encode("utf-16"), "UTF-8"),
         "utf-32": (text.encode("utf-32-le"), "UTF-8"),
         "latin-1": (text.replace("GLM-5.3-Flash", "Fl\xe4sh").encode("latin-1"), "byte 0xe4"),
-        "circular": (text.replace("config:\n", "config: &c\n    self: *c\n", 1).encode(), "within what it"),
-        "circular list": (b"id: &a [*a]\n", "within what it"),
-        "unknown alias": (b"id: *a\n", "broken YAML"),
+        "circular": (
+            text.replace("config:\n", "config: &c\n    self: *c\n", 1).encode(),
+            "expected no alias",
+        ),
+        "circular list": (b"id: &a [*a]\n", "expected no alias"),
+        "unknown alias": (b"id: *a\n", "expected no alias"),
         "deep": (b"id: " + b"[" * 100_000, "16 levels"),
         "deep mappings": (b"{a: " * 50_000, "16 levels"),
         "deep indents": ("".join(" " * i + "a:\n" for i in range(500)).encode(), "16 levels"),
-        "bomb": ((text + bomb).encode(), "20000 values"),
+        "bomb": ((text + bomb).encode(), "expected no alias"),
         "many": (b"id: [" + b"1, " * 300_000 + b"1]", "20000 values"),
         "decimal": (text.replace("layers: 45", "layers: " + "9" * 100_000, 1).encode(), "40 digits"),
         "hexadecimal": (text.replace("layers: 45", "layers: 0x" + "f" * 100_000, 1).encode(), "40 digits"),
@@ -105,8 +108,7 @@ def test_anchors_without_fix(copy: Path, rocket: Rocket) -> None:
 def test_fix_refuses_anchors(old: str, new: str, copy: Path, rocket: Rocket) -> None:
     data = replaced(copy, old, new)
     assert rocket("fuel", "validate", str(copy), "--fix") == 2
-    assert f"{copy}: line " in rocket.err
-    assert "anchors" in rocket.err
+    assert "anchors" in rocket.err or "expected no alias" in rocket.err
     assert copy.read_bytes() == data
     assert list(copy.parent.iterdir()) == [copy]
 

@@ -63,42 +63,29 @@ def load(data: bytes, where: str) -> Any:
 
 
 class _Bounds:
-    """What was seen of a document: open collections, and how many nodes each anchor stands for."""
+    """What was seen of a document. Aliases are refused where it is parsed, so nothing counts twice."""
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.open: list[tuple[str | None, int]] = []  # anchor, nodes before it
-        self.sizes: dict[str, int] = {}
+        self.depth = 0
         self.nodes = 0
 
     def refuse(self, event: Any, problem: str) -> UsageError:
         return UsageError(f"{self.where}: line {event.start_mark.line + 1}: {problem}", _HINT)
 
-    def alias(self, event: Any) -> None:
-        if any(anchor == event.anchor for anchor, _ in self.open):
-            raise self.refuse(event, f"alias *{event.anchor} is within what it stands for")
-        self.count(event, self.sizes.get(event.anchor, 1))
-
-    def count(self, event: Any, nodes: int) -> None:
-        self.nodes += nodes
+    def count(self, event: Any) -> None:
+        self.nodes += 1
         if self.nodes > MAX_NODES:
             raise self.refuse(event, f"expected at most {MAX_NODES} values, found more")
 
     def start(self, event: Any) -> None:
-        self.open.append((event.anchor, self.nodes))
-        if len(self.open) > MAX_DEPTH:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
             raise self.refuse(event, f"expected at most {MAX_DEPTH} levels, found more")
-        self.count(event, 1)
-
-    def end(self) -> None:
-        anchor, before = self.open.pop()
-        if anchor is not None:
-            self.sizes[anchor] = self.nodes - before
+        self.count(event)
 
     def scalar(self, event: Any) -> None:
-        self.count(event, 1)
-        if event.anchor is not None:
-            self.sizes[event.anchor] = 1
+        self.count(event)
         if not event.style and len(event.value) > MAX_DIGITS and _NUMBER.fullmatch(event.value):
             size = len(event.value)
             raise self.refuse(event, f"expected a number of at most {MAX_DIGITS} digits, found {size}")
@@ -114,13 +101,13 @@ def _walk(text: str, where: str) -> None:
             if getattr(event, "tag", None) is not None:
                 raise bounds.refuse(event, f"expected a plain value, found one with a tag ({event.tag})")
             if isinstance(event, events.AliasEvent):
-                bounds.alias(event)
-            elif isinstance(event, events.ScalarEvent):
+                return  # parse_yaml refuses it
+            if isinstance(event, events.ScalarEvent):
                 bounds.scalar(event)
             elif isinstance(event, events.CollectionStartEvent):
                 bounds.start(event)
             elif isinstance(event, events.CollectionEndEvent):
-                bounds.end()
+                bounds.depth -= 1
     except YAMLError:
         return  # parse_yaml says where and what
 
