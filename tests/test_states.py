@@ -347,6 +347,8 @@ def test_truncate(bench: Bench, snapshots: list[int]) -> None:
 
 def embedding_table(fuel: Path) -> np.ndarray:
     (name,) = [n for n in read_headers(fuel) if n.endswith("embed_tokens.weight") and ".layers." not in n]
+    if read_headers(fuel)[name][1]["dtype"] not in ("F32", "BF16"):
+        pytest.skip("the embedding of this fuel is packed, and only the engine unpacks it")
     return np.ascontiguousarray(read_tensor(fuel, name), np.float32)
 
 

@@ -101,7 +101,7 @@ class Decoder:
     def _fuel(self) -> Path:
         if self.options.fuel is None:
             self.choices.append(f"fuel: {DEFAULT_FUEL}, the one that ships (--fuel)")
-        return resolve(self.options.fuel or DEFAULT_FUEL)
+        return resolve(DEFAULT_FUEL if self.options.fuel is None else self.options.fuel)
 
     def _tokenizer(self) -> Tokenizer | None:
         if self.options.prompt.ids is not None and not (self.folder / "tokenizer.json").exists():
