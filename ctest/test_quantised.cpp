@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "fuel/nvfp4.h"
 #include "fuel/quantised.h"
 #include "fuel_files.h"
 
@@ -147,6 +148,40 @@ void nvfp4_formats() {
                     [&] { global(cp, cs, ".weight_global_scale", 1e-45f); }, {"finite"});
 }
 
+void fp8_rows() {
+  // 8,200 rows of 1,030 columns are more than one piece of the loader's.
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{3, 5}, {2, 1}, {8200, 1030}}) {
+    const Tensor w = raw("r.weight", "F8_E4M3", {out, in}, 3);
+    std::vector<float> scale(static_cast<size_t>(out)), expected(static_cast<size_t>(out * in));
+    std::vector<uint16_t> half, brief;
+    for (size_t i = 0; i < scale.size(); ++i) {
+      half.push_back(static_cast<uint16_t>(0x3000 + 64 * (i % 15)));  // numbers that BF16 holds as well
+      scale[i] = rocket::f16_to_f32(half[i]);
+      brief.push_back(rocket::f32_to_bf16(scale[i]));
+    }
+    for (size_t i = 0; i < expected.size(); ++i) {
+      expected[i] =
+          rocket::e4m3_to_f32(static_cast<uint8_t>(w.bytes[i])) * scale[i / static_cast<size_t>(in)];
+    }
+    for (const Tensor& rows :
+         {tensor("r.weight_scale", "F32", {out, 1}, scale), tensor("r.weight_scale", "BF16", {out, 1}, brief),
+          tensor("r.weight_scale", "F16", {out}, half)}) {
+      with({w, rows}, [&](const Checkpoint& checkpoint) {
+        const WeightSource source = describe_weight(checkpoint, "r", out, in);
+        check::expect(source.format == WeightFormat::kF32 && !source.in_place, "FP8 with rows becomes F32");
+        check::expect(source.memory_bytes == 4 * out * in && source.block_scale == nullptr,
+                      "bytes in memory");
+        check::expect(source.disk_bytes == out * in + static_cast<int64_t>(rows.bytes.size()),
+                      "bytes on disk");
+        const Loaded loaded(checkpoint, "r", out, in);
+        check::same_bits("FP8 with rows", static_cast<const float*>(loaded.weight.data), expected.data(),
+                         out * in);
+        check::expect(loaded.weight.block_scale == nullptr, "no scales beside F32");
+      });
+    }
+  }
+}
+
 void fp8_formats() {
   const Tensor w = raw("b.weight", "F8_E4M3", {130, 257}, 1);
   std::vector<float> scales(2 * 3);
@@ -252,8 +287,10 @@ void refusals() {
           {"expected F8_E4M3 [3, 64]", "found F8_E4M3 [3, 32]"});
   refused("FP8 with a scale too many", {e, f32("a.weight_scale_inv", {1, 2}, 1)}, 3, 32,
           {"\"a.weight_scale_inv\"", "[1, 1]", "found F32 [1, 2]"});
-  refused("FP8 with a scale a row", {e, f32("a.weight_scale", {3, 1}, 1)}, 3, 32,
-          {"\"a.weight_scale\"", "[]", "found F32 [3, 1]"});
+  refused("FP8 with a scale for each row but one", {e, f32("a.weight_scale", {2, 1}, 1)}, 3, 32,
+          {"\"a.weight_scale\"", "[]", "found F32 [2, 1]"});
+  refused("FP8 with rows by the name of blocks", {e, f32("a.weight_scale_inv", {3, 1}, 1)}, 3, 32,
+          {"\"a.weight_scale_inv\"", "[1, 1]", "found F32 [3, 1]"});
   refused("FP8 with a block too many by the other name", {e, f32("a.weight_scale", {1, 2}, 1)}, 3, 32,
           {"\"a.weight_scale\"", "[]", "found F32 [1, 2]"});
   refused("MXFP8, columns not in blocks",
@@ -329,6 +366,7 @@ int main() {
   plain_formats();
   nvfp4_formats();
   fp8_formats();
+  fp8_rows();
   refusals();
   loader();
   return check::finish("quantised");

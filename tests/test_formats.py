@@ -84,6 +84,18 @@ def test_scales_that_become_f32() -> None:
         assert w.loaded_bytes == N + 4 * 2 * 3
 
 
+@pytest.mark.parametrize("shape", [(256, 1), (256,)])
+@pytest.mark.parametrize("name", ["self_attn.o_proj", "self_attn.kv_b_proj", "embed_tokens"])
+def test_a_scale_for_each_row_makes_f32(shape: tuple[int, ...], name: str) -> None:
+    data = TensorInfo(PLACE + name + ".weight", "F8_E4M3", (256, 384))
+    for dtype, width in (("F32", 4), ("BF16", 2), ("F16", 2)):
+        scale = TensorInfo(PLACE + name + ".weight_scale", dtype, shape)
+        (w,) = weights_of([data, scale])
+        assert (w.format, w.stored_bytes, w.loaded_bytes) == ("fp8-row", N + 256 * width, 4 * N)
+        for bucket in (Bucket.MLA, Bucket.EXPERTS):
+            assert treatment(w, bucket) == "F32 at load"
+
+
 def test_spellings_of_fp8() -> None:
     """Block scales by compressed-tensors' name stay as they are in F32; MXFP8's may have either name."""
     name = PLACE + "self_attn.o_proj"

@@ -20,10 +20,10 @@ from fuel_tools import Rocket, rocket
 from golden_fuels import variant
 from rocket import _core
 from rocket.accounting import RESIDENT, account_of_fuel, read_tensors
-from rocket.formats import weights_of
+from rocket.formats import BECOME_F32, weights_of
 from rocket.inventory import PLAIN_FORMATS, Bucket, TensorInfo, classify, detect_naming
 from rocket.random_fuel import make_fuel
-from rocket.random_fuel_shape import LINEAR_FORMATS, VARIANTS, FuelOptions
+from rocket.random_fuel_shape import PATCHES, VARIANTS, FuelOptions
 from rocket.shards import header_of
 
 __all__ = ["rocket"]
@@ -65,6 +65,7 @@ FP8 = {"weight": "F8_E4M3", "weight_scale_inv": "F32"}
 FP8_PACKED = {"weight": "F8_E4M3", "weight_scale": "BF16"}
 FP8_MODELOPT = {"weight": "F8_E4M3", "weight_scale": "F32"}
 FP8_TENSOR = {"weight": "F8_E4M3", "weight_scale": "F32"}
+FP8_ROW = {"weight": "F8_E4M3", "weight_scale": "BF16"}
 MXFP8 = {"weight": "F8_E4M3", "weight_scale": "U8"}
 BF16 = {"weight": "BF16"}
 
@@ -79,6 +80,7 @@ SPELLINGS = {
     "modelopt-dense": (NVFP4, NVFP4, BF16, BF16, NVFP4),
     "compressed-tensors": (PACKED, BF16, BF16, BF16, {}),
     "fp8": (FP8, FP8, FP8, FP8, FP8),
+    "fp8-rows": (FP8_ROW, FP8_ROW, FP8_ROW, FP8_ROW, {}),
     "mixed-layers": (
         FP8_MODELOPT,
         without_input_scale(NVFP4),
@@ -123,6 +125,8 @@ def test_shapes_of_scales(made: Made) -> None:
     }
     place = "model.language_model.layers.4.mlp.experts.0.up_proj.weight_scale"
     assert shapes[place] == [1, 1, 2, 1]
+    shapes = {name: entry["shape"] for name, (_, entry) in read_headers(made(variant("fp8-rows"))).items()}
+    assert shapes[layer + "mlp.gate_proj.weight_scale"] == [192, 1]
     for name, expected in (("modelopt-dense", [1]), ("mixed-layers", [])):
         headers = read_headers(made(variant(name)))
         assert headers[layer + "mlp.gate_proj.weight_scale_2"][1]["shape"] == expected
@@ -130,7 +134,7 @@ def test_shapes_of_scales(made: Made) -> None:
 
 def test_quantised_values(made: Made) -> None:
     """No NaN among codes and scales; the scales of one weight differ."""
-    for name in ("fp8", "mxfp8", "patchwork"):
+    for name in ("fp8", "fp8-rows", "mxfp8", "patchwork"):
         fuel = made(variant(name))
         for tensor, (_, entry) in read_headers(fuel).items():
             if entry["dtype"] == "F8_E4M3":
@@ -146,7 +150,7 @@ def test_quantised_values(made: Made) -> None:
 
 def test_the_patchwork_has_every_format(made: Made) -> None:
     found, _ = read_tensors(made(variant("patchwork")))
-    assert {w.format for w in weights_of(found)} == set(LINEAR_FORMATS)
+    assert {w.format for w in weights_of(found)} == set(PATCHES)
     assert {t.dtype for t in found if t.dtype == "F8_E8M0"}
 
 
@@ -181,6 +185,8 @@ def test_what_configs_say(made: Made) -> None:
     assert r"re:.*mlp\.experts\.\d+\.up_proj$" in groups["group_0"]["targets"]
     assert r"re:.*self_attn\.o_proj$" in groups["group_1"]["targets"]
     assert "model.language_model.layers.3*" in said["mixed-groups"][0]["ignore"]
+    (rows,) = said["fp8-rows"][0]["config_groups"].values()
+    assert (rows["format"], rows["weights"]["strategy"]) == ("float-quantized", "channel")
     assert said["mxfp8"][0]["quant_algo"] == "MXFP8"
 
 
@@ -204,6 +210,7 @@ COUNTED = {
     **{name: variant(name) for name in VARIANTS},
     "tied": variant("fp8", **TIED),
     "experts to rewrite": variant("fp8", experts="fp8-bf16-scales", draft="none"),
+    "tied rows": variant("fp8-rows", shape=TIED["shape"], embedding="fp8-row", draft="layer"),
     "experts in F16": variant("modelopt", experts="f16", fp8_expert_layers=(4,)),
 }
 
@@ -228,7 +235,7 @@ def test_bytes_sum_to_the_files_and_to_the_engine(options: FuelOptions, made: Ma
         elements = int(np.prod(weight.data.shape)) * (2 if weight.format.startswith("nvfp4") else 1)
         packed, expanded = weight.loaded_bytes, 0
         taken_apart = weight.name.endswith(("embed_tokens", "kv_b_proj"))
-        if taken_apart and weight.format not in PLAIN_FORMATS:
+        if taken_apart and weight.format not in (*PLAIN_FORMATS, "fp8-row"):
             packed, expanded = packed - 4 * elements, 4 * elements
         if bucket in RESIDENT:
             dense, parts = dense + packed + expanded, parts + 1 + 2 * bool(expanded)
@@ -238,7 +245,7 @@ def test_bytes_sum_to_the_files_and_to_the_engine(options: FuelOptions, made: Ma
             read += whole
         elif bucket in RESIDENT:
             read += expanded or packed
-        elif bucket is Bucket.EXPERTS and (weight.rewrites_scales or weight.format == "f16"):
+        elif bucket is Bucket.EXPERTS and (weight.rewrites_scales or weight.format in BECOME_F32):
             experts_loaded, parts = experts_loaded + packed, parts + 2
     chosen = arch.num_experts_per_tok
     routed = sum(layer.loaded * chosen // arch.n_routed_experts for layer in account.experts.values())
@@ -287,6 +294,9 @@ def test_show_says_what_is_kept_and_what_is_expanded(made: Made, rocket: Rocket)
     parts = shown(rocket, made(variant("mixed-groups")))
     assert parts["routed experts"] == {("NVFP4, compressed-tensors", PLACE), ("BF16", PLACE)}
     assert parts["shared experts"] == {("FP8 in blocks, compressed-tensors", REWRITTEN)}
+    parts = shown(rocket, made(variant("fp8-rows")))
+    for part in ("routed experts", "dense MLP", "shared experts", "KDA attention", "sparse-MLA attention"):
+        assert ("FP8, a scale a row", "F32 at load") in parts[part]
     parts = shown(rocket, made(variant("mxfp8")))
     assert parts["routed experts"] == {("MXFP8", PLACE)}
     assert parts["KDA attention"] == {("MXFP8", "kept"), ("BF16", "kept")}

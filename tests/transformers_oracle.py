@@ -87,7 +87,7 @@ def dequantise(packed: torch.Tensor, scale: torch.Tensor, multiplier: torch.Tens
 
 
 def dequantise_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """E4M3 [out, in] with one scale, one for each block of 128 x 128, or a power of two for 32 columns."""
+    """E4M3 [out, in] with a scale for all, a row, or a block of 128 x 128, or a power of two for 32 columns."""
     values = weight.float()
     if scale.dtype in (torch.uint8, torch.float8_e8m0fnu):
         powers = torch.exp2(scale.view(torch.uint8).float() - 127)
@@ -95,6 +95,8 @@ def dequantise_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     if scale.numel() == 1:
         return values * scale.float().reshape(())
     rows, columns = weight.shape
+    if scale.shape in ((rows,), (rows, 1)):
+        return values * scale.float().reshape(rows, 1)
     blocks = scale.float().reshape(-(-rows // 128), -1)  # ModelOpt writes [rows, 1, columns, 1]
     blocks = blocks.repeat_interleave(128, 0)[:rows]
     return values * blocks.repeat_interleave(128, 1)[:, :columns]

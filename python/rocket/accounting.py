@@ -81,15 +81,23 @@ def elements_of(t: TensorInfo) -> int:
     return prod(t.shape) * (2 if packed else 1)
 
 
-def loaded_bytes(t: TensorInfo, weight: TensorInfo | None = None) -> int:
-    """Bytes in the engine's memory. `weight`: the weight that a scale belongs to."""
+def scales_rows(weight: TensorInfo, scale: TensorInfo) -> bool:
+    """Whether an FP8 weight has a scale for each row: no format in memory has, so that it becomes float32."""
+    out = weight.shape[0] if weight.shape else 1
+    named = scale.name.endswith(".weight_scale") and scale.dtype in ("F32", "BF16", "F16")
+    return named and weight.dtype == "F8_E4M3" and out > 1 and scale.shape in ((out,), (out, 1))
+
+
+def loaded_bytes(t: TensorInfo, other: TensorInfo | None = None) -> int:
+    """Bytes in the engine's memory. `other`: of a scale its weight, of a weight its scale."""
     if t.name.endswith((*_GLOBALS, ".input_scale", ".input_global_scale")):
         return 0  # kept beside the weight, not in it
     if t.name.endswith(_SCALES):
-        if weight is not None and weight.dtype == "F8_E4M3" and t.dtype in ("F32", "BF16", "F16"):
-            return 4 * prod(ceil(n / 128) for n in weight.shape)  # float32, 128 x 128 blocks
+        if other is not None and other.dtype == "F8_E4M3" and t.dtype in ("F32", "BF16", "F16"):
+            # float32, 128 x 128 blocks
+            return 0 if scales_rows(other, t) else 4 * prod(ceil(n / 128) for n in other.shape)
         return t.nbytes
-    if not is_matrix(t) or t.dtype == "F16":
+    if not is_matrix(t) or t.dtype == "F16" or (other is not None and scales_rows(t, other)):
         return 4 * prod(t.shape)
     return t.nbytes + (4 * elements_of(t) if expands(t) else 0)  # what is expanded is kept packed as well
 
@@ -263,24 +271,26 @@ class _Counter:
         self.drafts: set[int] = set()
 
     def add_all(self, found: Sequence[TensorInfo], times: int = 1) -> None:
-        weights = {t.name: t for t in found if t.name.endswith((".weight", ".weight_packed"))}
+        named = {t.name: t for t in found if t.name.endswith((".weight", ".weight_packed", *_SCALES))}
         # Beside a weight lie its scales: hundreds of thousands of names, a third as many places.
         places: dict[str, Place] = {}
         for t in found:
             module, _, suffix = t.name.rpartition(".")
-            owner = None
+            other = None
             if suffix in ("weight_scale", "weight_scale_inv"):
-                owner = weights.get(module + ".weight_packed") or weights.get(module + ".weight")
+                other = named.get(module + ".weight_packed") or named.get(module + ".weight")
+            elif t.dtype == "F8_E4M3":
+                other = named.get(module + ".weight_scale")
             if suffix.startswith("weight"):
                 place = places.get(module)
                 if place is None:
                     place = places[module] = classify(t.name, self.account.arch, self.naming)
             else:
                 place = classify(t.name, self.account.arch, self.naming)
-            self.add(t, place, owner, times)
+            self.add(t, place, other, times)
 
-    def add(self, t: TensorInfo, place: Place, owner: TensorInfo | None, times: int) -> None:
-        sizes = (t.nbytes, loaded_bytes(t, owner), elements_of(t), times)
+    def add(self, t: TensorInfo, place: Place, other: TensorInfo | None, times: int) -> None:
+        sizes = (t.nbytes, loaded_bytes(t, other), elements_of(t), times)
         self.account.buckets.setdefault(place.bucket, Count()).add(*sizes)
         if place.bucket is Bucket.EXPERTS:
             self.account.experts.setdefault(place.layer, Count()).add(*sizes)
@@ -449,6 +459,7 @@ __all__ = [
     "is_matrix",
     "loaded_bytes",
     "read_tensors",
+    "scales_rows",
     "trace_popularity_union",
     "trace_union",
 ]

@@ -1,15 +1,15 @@
 """Which weight format each part of a checkpoint is in, and what the engine makes of it when it loads.
 
-The rule of the engine: a linear weight stays in its format (F32, BF16, NVFP4, FP8 in blocks, MXFP8), F16
-becomes F32, and experts are used where they lie in the file. The embedding, kv_b_proj and the
-hyper-connections' matrices are taken apart when used, so they get an expanded copy in F32 if quantised. All
-small tensors become F32.
+The rule of the engine: a linear weight stays in its format (F32, BF16, NVFP4, FP8 in blocks, MXFP8), F16 and
+FP8 with a scale for each row become F32, and experts are used where they lie in the file. The embedding,
+kv_b_proj and the hyper-connections' matrices are taken apart when used, so they get an expanded copy in F32
+if quantised. All small tensors become F32.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rocket.accounting import expands, is_matrix, loaded_bytes
+from rocket.accounting import expands, is_matrix, loaded_bytes, scales_rows
 from rocket.architecture import Architecture
 from rocket.inventory import Bucket, Naming, TensorInfo, classify
 
@@ -54,9 +54,11 @@ FORMAT_NAMES = {
     "fp8-packed": "FP8 in blocks, compressed-tensors",
     "fp8-modelopt": "FP8 in blocks, ModelOpt",
     "fp8-tensor": "FP8, one scale",
+    "fp8-row": "FP8, a scale a row",
     "mxfp8": "MXFP8",
 }
 _IN_PLACE = ("f32", "bf16", "nvfp4", "nvfp4-packed", "fp8", "fp8-packed", "fp8-modelopt", "mxfp8")
+BECOME_F32 = ("f16", "fp8-row")
 _POWERS = ("U8", "F8_E8M0")  # dtypes of MXFP8's scales
 _SUFFIXES = (
     ".weight_packed",
@@ -95,6 +97,8 @@ class StoredWeight:
             return "mxfp8"
         if scale is not None and scale.name.endswith("_inv"):
             return "fp8" if scale.dtype == "F32" else "fp8-bf16-scales"
+        if scale is not None and scales_rows(self.data, scale):
+            return "fp8-row"
         dimensions = 0 if scale is None else len(scale.shape)
         return {2: "fp8-packed", 4: "fp8-modelopt"}.get(dimensions, "fp8-tensor")
 
@@ -121,7 +125,8 @@ class StoredWeight:
 
     @property
     def loaded_bytes(self) -> int:
-        return sum(loaded_bytes(t, self.data) for t in self.tensors)
+        scales = sum(loaded_bytes(t, self.data) for t in self.parts.values())
+        return loaded_bytes(self.data, self.fp8_scale) + scales
 
 
 def weights_of(found: Iterable[TensorInfo]) -> list[StoredWeight]:
@@ -157,10 +162,10 @@ def treatment(weight: StoredWeight, bucket: Bucket) -> str:
         return NOT_LOADED
     if not is_matrix(weight.data):
         return KEPT if weight.format == "f32" else "F32 at load"
+    if weight.format in BECOME_F32:
+        return "F32 at load"
     if expands(weight.data):
         return "kept, and expanded to F32 at load"
-    if weight.format == "f16":
-        return "F32 at load"
     if weight.rewrites_scales:
         return "kept, scales F32 for each block at load"
     if bucket is Bucket.EXPERTS and weight.format in _IN_PLACE:

@@ -344,8 +344,8 @@ PLAIN_FORMATS = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 QUANTISED_FORMATS = ("nvfp4", "nvfp4-packed", "fp8", "mxfp8")
 FORMATS = (*PLAIN_FORMATS, *QUANTISED_FORMATS)
 # Other spellings of FP8 that the engine reads: block scales in BF16, block scales as compressed-tensors and
-# ModelOpt name them, and one scale for the whole weight.
-FP8_SPELLINGS = ("fp8-bf16-scales", "fp8-packed", "fp8-modelopt", "fp8-tensor")
+# ModelOpt name them, one scale for the whole weight, and one for each row.
+FP8_SPELLINGS = ("fp8-bf16-scales", "fp8-packed", "fp8-modelopt", "fp8-tensor", "fp8-row")
 # Columns that share a scale; a weight with another number of columns cannot have the format.
 FORMAT_COLUMNS = {"nvfp4": 16, "nvfp4-packed": 16, "mxfp8": 32}
 
@@ -417,6 +417,8 @@ def encode(
         return [weight, TensorInfo(name + ".weight_scale", "BF16", blocks)]
     if weight_format == "fp8-modelopt":
         return [weight, TensorInfo(name + ".weight_scale", "F32", (blocks[0], 1, blocks[1], 1))]
+    if weight_format == "fp8-row":
+        return [weight, TensorInfo(name + ".weight_scale", "BF16", (out, 1))]
     if weight_format == "fp8-tensor":
         tensors = [weight, TensorInfo(name + ".weight_scale", "F32", scalar)]
         return [*tensors, TensorInfo(name + ".input_scale", "F32", scalar)] if input_scale else tensors

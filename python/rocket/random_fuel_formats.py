@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket.inventory import FORMAT_COLUMNS, Bucket, Kind, Parameter, TensorInfo
-from rocket.random_fuel_shape import LINEAR_FORMATS, FuelOptions
+from rocket.random_fuel_shape import PATCHES, FuelOptions
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _EXPERT_FORMATS = {"modelopt": "nvfp4", "compressed-tensors": "nvfp4-packed"}
@@ -47,7 +47,7 @@ def format_of(options: FuelOptions, p: Parameter) -> str:
 
 def _wanted(options: FuelOptions, p: Parameter) -> str:
     if options.patchwork:
-        return LINEAR_FORMATS[_byte_of(p.name) % len(LINEAR_FORMATS)]
+        return PATCHES[_byte_of(p.name) % len(PATCHES)]
     if p.bucket in (Bucket.DRAFT, Bucket.DRAFT_EXPERTS) and options.draft_weights != "auto":
         return "bf16" if p.kind is Kind.EMBEDDING else options.draft_weights
     if p.bucket in (Bucket.EXPERTS, Bucket.DRAFT_EXPERTS):

@@ -19,7 +19,7 @@ _ALGORITHMS = {
     **dict.fromkeys(("fp8", "fp8-modelopt"), "FP8_PB_WO"),
 }
 _GROUP_SIZES = {"NVFP4": 16, "MXFP8": 32, "FP8_PB_WO": 128}
-_OF_GROUPS = ("nvfp4-packed", "fp8-packed")  # spellings of compressed-tensors
+_OF_GROUPS = ("nvfp4-packed", "fp8-packed", "fp8-row")  # spellings of compressed-tensors
 
 
 def formats_of_modules(options: FuelOptions, found: Sequence[Parameter]) -> dict[str, str]:
@@ -114,8 +114,9 @@ def _group(weight_format: str, targets: list[str]) -> dict[str, Any]:
         weights |= {"strategy": "tensor_group", "symmetric": True, "observer": "minmax"}
     else:
         kind = "float-quantized"
-        weights = {**weights, "num_bits": 8, "group_size": None, "strategy": "block", "symmetric": True}
-        weights |= {"block_structure": [128, 128], "observer": "minmax"}
+        weights |= {"num_bits": 8, "group_size": None, "symmetric": True, "observer": "minmax"}
+        blocks = {"strategy": "block", "block_structure": [128, 128]}
+        weights |= {"strategy": "channel"} if weight_format == "fp8-row" else blocks
     return {
         "format": kind,
         "input_activations": None,

@@ -136,10 +136,11 @@ class Shape:
             )
 
 
-LINEAR_FORMATS = (
+PATCHES = (  # the formats of a patchwork
     *("bf16", "f16", "f32", "nvfp4", "nvfp4-packed"),
     *("fp8", "fp8-bf16-scales", "fp8-packed", "fp8-modelopt", "fp8-tensor", "mxfp8"),
 )
+LINEAR_FORMATS = (*PATCHES, "fp8-row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +278,8 @@ VARIANTS: dict[str, dict[str, object]] = {
     "modelopt-dense": {"dense_mlp": "nvfp4", "scalars": "one", "draft": "layer"},
     "compressed-tensors": {"experts": "compressed-tensors", "scalars": "empty", "small": "BF16"},
     "fp8": {"experts": "fp8", **_ALL_FP8, "draft": "layer", "draft_weights": "fp8"},
+    # compressed-tensors, a scale for each row of every linear weight.
+    "fp8-rows": {"experts": "fp8-row", "attention": "fp8-row", "dense_mlp": "fp8-row", "shared": "fp8-row"},
     # One algorithm a module: NVFP4 experts and dense MLPs, FP8 with one scale for the rest.
     "mixed-layers": {
         "attention": "fp8-tensor",

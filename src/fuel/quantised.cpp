@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fuel/nvfp4.h"
+
 namespace rocket {
 
 namespace {
@@ -139,6 +141,12 @@ class Resolver {
     source_.format = WeightFormat::kFP8Block;
     const Shape blocks = {ceil_div(source_.out, kFp8Block), ceil_div(source_.in, kFp8Block)};
     const Shape spread = {blocks[0], 1, blocks[1], 1};
+    const Shape rows = {source_.out}, column = {source_.out, 1};
+    const bool a_row = scale.info->shape == rows || scale.info->shape == column;
+    if (inverse == nullptr && a_row && source_.out > 1) {
+      fp8_rows(scale);
+      return;
+    }
     if (inverse != nullptr || scale.info->shape == blocks || scale.info->shape == spread) {
       require(scale, {DType::kF32, DType::kBF16}, inverse == nullptr ? scale.info->shape : blocks);
       source_.in_place = dtype == DType::kF32;
@@ -149,6 +157,15 @@ class Resolver {
     source_.in_place = false;
   }
 
+  // No format of a weight in memory has such scales: the products are taken, each rounded once.
+  void fp8_rows(const Entry& scale) {
+    require(scale, {DType::kF32, DType::kBF16, DType::kF16}, scale.info->shape);
+    source_.block_scale = nullptr;
+    source_.row_scale = &scale;
+    source_.format = WeightFormat::kF32;
+    source_.in_place = false;
+  }
+
   void require_divisible(const Entry& entry, int64_t block, const char* format) const {
     if (source_.in % block == 0) return;
     throw FuelError(where(entry) + ": expected a number of columns that " + std::to_string(block) +
@@ -156,7 +173,7 @@ class Resolver {
   }
 
   void count_bytes() {
-    for (const Entry* entry : {source_.data, source_.block_scale, source_.global_scale}) {
+    for (const Entry* entry : {source_.data, source_.block_scale, source_.global_scale, source_.row_scale}) {
       if (entry != nullptr) source_.disk_bytes += static_cast<int64_t>(entry->info->bytes);
     }
     Weight weight;
@@ -247,15 +264,38 @@ int WeightLoader::add(const std::string& name, int64_t out, int64_t in) {
 }
 
 // A tensor to read and where its bytes go. 16-bit floats whose place has room for float32 are expanded; a
-// scalar is repeated until its place is full.
+// scalar is repeated until its place is full; E4M3 is multiplied by the scale of its row if there is one.
 struct WeightLoader::Part {
   const Checkpoint::Entry* entry;
   void* out;
   int64_t out_bytes;
+  const Checkpoint::Entry* row_scale = nullptr;
 };
 
-void WeightLoader::run(const Part& part, std::vector<uint16_t>& staging,
-                       const std::function<void(int64_t)>& read_bytes) const {
+void WeightLoader::multiply_rows(const Part& part, const Count& read_bytes) const {
+  constexpr int64_t kChunk = 8 << 20;
+  const std::vector<float> scale = checkpoint_.read_f32(*part.row_scale);
+  read_bytes(static_cast<int64_t>(part.row_scale->info->bytes));
+  const int64_t rows = static_cast<int64_t>(scale.size());
+  const int64_t columns = part.out_bytes / 4 / rows, step = std::max<int64_t>(1, kChunk / columns);
+  std::vector<uint8_t> codes(static_cast<size_t>(std::min(step, rows) * columns));
+  float* out = static_cast<float*>(part.out);
+  for (int64_t row = 0; row < rows; row += step) {
+    const int64_t now = std::min(step, rows - row);
+    const uint64_t at = part.entry->info->offset + static_cast<uint64_t>(row * columns);
+    part.entry->file->read(at, static_cast<uint64_t>(now * columns), codes.data());
+    for (int64_t i = 0; i < now * columns; ++i) {
+      *out++ = e4m3_to_f32(codes[static_cast<size_t>(i)]) * scale[static_cast<size_t>(row + i / columns)];
+    }
+    read_bytes(now * columns);
+  }
+}
+
+void WeightLoader::run(const Part& part, std::vector<uint16_t>& staging, const Count& read_bytes) const {
+  if (part.row_scale != nullptr) {
+    multiply_rows(part, read_bytes);
+    return;
+  }
   constexpr int64_t kChunk = 8 << 20;
   const TensorInfo& info = *part.entry->info;
   const SafetensorsFile& file = *part.entry->file;
@@ -291,7 +331,7 @@ void WeightLoader::load(Arena& arena, const Progress& progress) {
     const int64_t data = data_bytes(source);
     void* const place = arena.take_bytes(static_cast<size_t>(data));
     weight.data = place;
-    parts.push_back({source.data, place, data});
+    parts.push_back({source.data, place, data, source.row_scale});
     if (source.block_scale != nullptr) {
       const int64_t scales = source.memory_bytes - data;
       void* const scale_place = arena.take_bytes(static_cast<size_t>(scales));

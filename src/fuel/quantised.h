@@ -11,6 +11,8 @@
 //     X.weight_scale_inv (or X.weight_scale) F32 | BF16 [ceil(out/128), ceil(in/128)];
 //     ModelOpt: X.weight_scale [ceil(out/128), 1, ceil(in/128), 1]
 //   X.weight F8_E4M3 [out, in], X.weight_scale F32 | BF16 | F16 scalar    FP8, one scale: becomes FP8 in blocks
+//   X.weight F8_E4M3 [out, in],                                           FP8, a scale for each row:
+//     X.weight_scale F32 | BF16 | F16 [out, 1] or [out]                   becomes F32, the products
 //   X.weight F8_E4M3 [out, in],                                           MXFP8
 //     X.weight_scale (or X.weight_scale_inv) U8 | F8_E8M0 [out, in/32]
 // ModelOpt's global scale multiplies; compressed-tensors' divides, and 0 there means a weight of zeros. Scalars are
@@ -38,10 +40,11 @@ struct WeightSource {
   const Checkpoint::Entry* data = nullptr;
   const Checkpoint::Entry* block_scale = nullptr;   // null for plain formats; a scalar for FP8 with one scale
   const Checkpoint::Entry* global_scale = nullptr;  // NVFP4 only
+  const Checkpoint::Entry* row_scale = nullptr;     // FP8 with a scale for each row; goes into the products
   bool global_divides = false;                      // compressed-tensors' spelling
   const Checkpoint::Entry* input_scale = nullptr;   // kept, not used; may be null
   bool in_place = true;                             // can be used where it lies; else it must be loaded
-  int64_t disk_bytes = 0;                           // of data, block and global scale
+  int64_t disk_bytes = 0;                           // of data and all scales
   int64_t memory_bytes = 0;                         // of data and block scale once loaded
 };
 
@@ -81,8 +84,9 @@ class WeightLoader {
 
  private:
   struct Part;
-  void run(const Part& part, std::vector<uint16_t>& staging,
-           const std::function<void(int64_t)>& read_bytes) const;
+  using Count = std::function<void(int64_t)>;
+  void run(const Part& part, std::vector<uint16_t>& staging, const Count& read_bytes) const;
+  void multiply_rows(const Part& part, const Count& read_bytes) const;
 
   const Checkpoint& checkpoint_;
   std::vector<WeightSource> sources_;
