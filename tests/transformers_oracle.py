@@ -87,7 +87,7 @@ def dequantise(packed: torch.Tensor, scale: torch.Tensor, multiplier: torch.Tens
 
 
 def dequantise_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """E4M3 [out, in] with a scale for all, a row, or a block of 128 x 128, or a power of two for 32 columns."""
+    """E4M3 [out, in] with a scale for all, a row, or a block of 128 x 128, or a power of two for 32."""
     values = weight.float()
     if scale.dtype in (torch.uint8, torch.float8_e8m0fnu):
         powers = torch.exp2(scale.view(torch.uint8).float() - 127)
