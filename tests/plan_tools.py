@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from rocket import fuel_account, plan_command, split_command
 from rocket.accounting import Account, account_of_inventory
 from rocket.architecture import GLM5_NEXT, GLM_MOE_DSA, from_fields
 from rocket.booster import Booster
+from rocket.random_fuel import make_fuel
 
 SMALL = {
     "vocab_size": 512,
@@ -32,6 +35,26 @@ SMALL = {
 }
 NEXT = {**SMALL, "index_kpool": 4, "linear_num_heads": 4, "linear_head_dim": 16}
 
+MOE_LAYERS, EXPERTS, TOPK = 5, 16, 4  # of the smallest random fuel
+load_account = cache(fuel_account.load_account)  # a large fuel's takes seconds
+
+
+@pytest.fixture(autouse=True)
+def accounts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (plan_command, split_command):
+        monkeypatch.setattr(module, "load_account", load_account)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_fuel(tmp_path_factory.mktemp("fuel") / "tiny"))
+
+
+@pytest.fixture(scope="session")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    ids = skewed_ids(41, MOE_LAYERS, EXPERTS, TOPK)
+    return str(write_trace(tmp_path_factory.mktemp("trace") / "trace.jsonl", ids))
+
 
 # A profile as a file has it.
 BOOSTER: dict[str, Any] = {
@@ -50,9 +73,10 @@ BOOSTER: dict[str, Any] = {
 
 
 @cache
-def small_account(chemistry: str = GLM5_NEXT, experts: int = 10, dense: int = 2) -> Account:
+def small_account(chemistry: str = GLM5_NEXT, experts: int = 10, dense: int = 2, layers: int = 6) -> Account:
     fields = dict(NEXT if chemistry == GLM5_NEXT else SMALL)
-    fields |= {"n_routed_experts": experts, "first_k_dense_replace": dense}
+    fields |= {"n_routed_experts": experts, "first_k_dense_replace": min(dense, layers)}
+    fields["num_hidden_layers"] = layers
     if chemistry == GLM_MOE_DSA:
         fields["qk_rope_head_dim"] = 8
     return account_of_inventory(from_fields(chemistry, fields))

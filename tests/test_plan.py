@@ -30,7 +30,7 @@ from rocket.plan import (
     stream_state_bytes,
     workspace_bytes,
 )
-from rocket.plan_remedies import remedies
+from rocket.plan_remedies import remedies, two_kinds
 from rocket.plan_time import ceilings, miss_source, step_time
 from rocket.random_fuel import make_fuel
 from rocket.random_fuel_shape import FuelOptions, Shape
@@ -100,6 +100,14 @@ def test_plans_keep_their_budget_and_waste_no_slot(case) -> None:
         assert sum(each) <= plan.slot_count
 
 
+SMALLEST = small_account(GLM5_NEXT, 3, 6, layers=1)
+
+
+def bare(request: Request) -> Request:
+    """For another fuel: without what is said of this one's experts."""
+    return replace(request, owners=None, cache_bytes=None, slots=None)
+
+
 @pytest.mark.parametrize("shipped", [True, False])
 @given(case=requests())
 @settings(deadline=None, max_examples=60)
@@ -109,18 +117,25 @@ def test_remedies_fit(shipped: bool, case) -> None:
     if fits(account, request):
         return
     with nullcontext() if shipped else patch("rocket.plan_remedies._shipped", return_value=[]):
-        found = remedies(account, request)
-    assert len(found) >= 1
+        found = remedies(account, request, lambda: [("smallest", SMALLEST)])
+    assert two_kinds(found) or (not shipped and not fits(SMALLEST, bare(request)))
     for index, remedy in enumerate(found):
         for other in found[:index]:
             assert not set(other.options.items()) <= set(remedy.options.items())
-        replaced = request.cache_bytes is not None and "--expert-slots" in remedy.options
-        assert remedy.instead_of == ("--expert-cache-gib" if replaced else None)
+        gone = ["--split"] * (request.owners is not None and remedy.request.owners is None)
+        if request.cache_bytes is not None and remedy.request.cache_bytes is None:
+            gone.append("--expert-cache-gib")
+        if request.slots is not None and remedy.request.slots is None:
+            gone.append("--expert-slots")
+        assert (remedy.instead_of or "") == " and ".join(gone)
     assert len({remedy.text for remedy in found}) == len(found)
     for remedy in found:
-        assert make_plan(account, remedy.request).left >= 0
+        fuel = SMALLEST if "fuel" in remedy.options else account
+        assert make_plan(fuel, remedy.request).left >= 0
         for option, value in remedy.options.items():
             said = {
+                "fuel": "smallest",
+                "--prefill-chunk": remedy.request.prefill_chunk,
                 "--context": remedy.request.context,
                 "--streams": remedy.request.streams,
                 "--kv-dtype": remedy.request.kv_dtype,

@@ -2,41 +2,21 @@
 
 import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fuel_tools
+import plan_tools
 from cli_tools import tree
 from fuel_tools import Rocket, check_golden
-from plan_tools import BOOSTER, skewed_ids, write_trace
-from rocket import _core, bench_host, fuel_account, plan_command, split_command
+from rocket import _core, bench_host
 from rocket import booster as boosters
 from rocket.disk_rate import DiskRates
-from rocket.random_fuel import make_fuel
 
 rocket = fuel_tools.rocket  # a fixture
-load_account = cache(fuel_account.load_account)  # a large fuel's takes seconds
-MOE_LAYERS, EXPERTS, TOPK = 5, 16, 4  # of the smallest random fuel
-
-
-@pytest.fixture(autouse=True)
-def _accounts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (plan_command, split_command):
-        monkeypatch.setattr(module, "load_account", load_account)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_fuel(tmp_path_factory.mktemp("fuel") / "tiny"))
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
-    ids = skewed_ids(41, MOE_LAYERS, EXPERTS, TOPK)
-    return str(write_trace(tmp_path_factory.mktemp("trace") / "trace.jsonl", ids))
+accounts_once, tiny, trace = plan_tools.accounts_once, plan_tools.tiny, plan_tools.trace
 
 
 # --- golden output ----------------------------------------------------------------------------------------
@@ -117,104 +97,6 @@ def test_a_plans_slots_are_a_slot_map(rocket: Rocket, tiny: str, tmp_path: Path)
     file.write_text(json.dumps(slots))
     assert rocket("plan", tiny, "--slot-map", str(file), "--json") == 0
     assert json.loads(rocket.out)["slots_of_layer"] == slots
-
-
-# --- over budget ------------------------------------------------------------------------------------------
-
-OVER = [
-    ("glm-5.3", "--booster", "gb300", "--context", "1048576", "--streams", "2"),
-    ("glm-5.3", "--booster", "rtx-5090"),
-    ("glm-5.3-flash", "--booster", "gb10", "--streams", "400"),
-    ("glm-5.3-flash", "--booster", "gb10", "--expert-cache-gib", "110"),
-    ("glm-5.3-flash", "--booster", "h200", "--expert-slots", "12096", "--context", "100000"),
-]
-
-
-def apply(arguments: tuple[str, ...], remedy: str, folder: Path) -> list[str]:
-    """A command with a remedy as it is printed, taken literally."""
-    pairs = dict(zip(arguments[1::2], arguments[2::2], strict=True))
-    remedy, _, gone = remedy.partition(" instead of ")
-    if gone:
-        del pairs[gone]
-    words, _, memory = remedy.partition("a booster with memory_gib ")
-    added = words.removesuffix("on ").split()
-    pairs |= dict(zip(added[::2], added[1::2], strict=True))
-    if memory:
-        profile = boosters.load(pairs.get("--booster", "gb10")).model_dump(exclude_none=True)
-        file = folder / "larger.yaml"
-        file.write_text(json.dumps({**profile, "memory_gib": float(memory)}))  # JSON is YAML
-        pairs["--booster"] = str(file)
-    return [arguments[0], *(word for pair in pairs.items() for word in pair)]
-
-
-@pytest.mark.parametrize("arguments", OVER, ids=" ".join)
-def test_remedies_do_work(rocket: Rocket, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    rocket.fails(1, "required", "available", "GiB", arguments=("plan", *arguments))
-    hint = rocket.err.split("hint: ")[1]
-    assert rocket("plan", *arguments, "--json") == 1
-    over = json.loads(rocket.out)
-    assert over["fits"] is False
-    assert over["required_bytes"] > over["available_bytes"]
-    printed = hint.strip().split(": ")[1].split(" | ")
-    assert len(over["remedies"]) == len(printed) >= 2
-    for remedy, text in zip(over["remedies"], printed, strict=True):
-        for option, value in remedy["options"].items():
-            assert f"{option} {value}" in text
-        assert (remedy["instead_of"] or "") == text.partition(" instead of ")[2]
-        assert rocket("plan", *apply(arguments, text, tmp_path), "--json") == 0, text
-        assert json.loads(rocket.out)["each_booster_bytes"]["left"] >= 0
-
-
-def test_remedies_beside_a_slot_map(rocket: Rocket, tiny: str, tmp_path: Path) -> None:
-    """What sets slots says what has to go, and more boosters take their share of the slots."""
-    assert rocket("plan", "glm-5.3-flash", "--json") == 0
-    layers = json.loads(rocket.out)["slots_of_layer"]
-    file = tmp_path / "map.json"
-    file.write_text(json.dumps(dict.fromkeys(layers, 288)))
-    arguments = ("glm-5.3-flash", "--booster", "gb10", "--slot-map", str(file))
-    rocket.fails(1, "glm-5.3-flash on gb10", arguments=("plan", *arguments))
-    printed = rocket.err.split("fits: ")[1].strip().split(" | ")
-    assert any(re.fullmatch("--expert-slots [0-9]+ instead of --slot-map", text) for text in printed)
-    assert "--boosters 2 --expert-slots 6048 instead of --slot-map" in printed
-    for text in printed:
-        assert rocket("plan", *apply(arguments, text, tmp_path), "--json") == 0, text
-
-
-def test_over_budget_names_the_boosters_file(rocket: Rocket, tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(json.dumps(BOOSTER))
-    arguments = ("plan", "glm-5.3", "--booster", str(file))
-    rocket.fails(1, f"glm-5.3 on {file}: ", arguments=arguments)
-
-
-def test_golden_over_budget(rocket: Rocket) -> None:
-    assert rocket("plan", *OVER[2]) == 1
-    check_golden("plan-over-budget.txt", rocket.err)
-
-
-def test_more_memory_is_the_last_resort(rocket: Rocket, tmp_path: Path) -> None:
-    """No shipped booster is large enough; the remedy names a memory that is."""
-    fields = boosters.load("gb300").model_dump(exclude_none=True) | {"memory_gib": 300.0}
-    file = tmp_path / "large.yaml"
-    file.write_text(json.dumps(fields))
-    arguments = ("glm-5.3", "--booster", str(file), "--expert-slots", "19200", "--streams", "9")
-    assert rocket("plan", *arguments, "--json") == 1
-    assert len(json.loads(rocket.out)["remedies"]) >= 2
-    fields["memory_gib"] = 30.0
-    file.write_text(json.dumps(fields))
-    arguments = ("glm-5.3", "--booster", str(file), "--streams", "2000", "--context", "1048576")
-    assert rocket("plan", *arguments, "--json") == 1
-    found = json.loads(rocket.out)["remedies"]
-    assert len(found) >= 2
-    assert any("memory_gib" in remedy["options"] for remedy in found)
-    for options in (remedy["options"] for remedy in found):
-        pairs = dict(zip(arguments[1::2], arguments[2::2], strict=True))
-        if "memory_gib" in options:
-            larger = tmp_path / "larger.yaml"
-            larger.write_text(json.dumps({**fields, "memory_gib": float(options.pop("memory_gib"))}))
-            pairs["--booster"] = str(larger)
-        pairs |= options
-        assert rocket("plan", "glm-5.3", *(word for pair in pairs.items() for word in pair)) == 0
 
 
 # --- bench host -------------------------------------------------------------------------------------------

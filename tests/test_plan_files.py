@@ -2,39 +2,20 @@
 
 import json
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fuel_tools
+import plan_tools
 from cli_tools import tree
 from fuel_tools import Rocket
-from plan_tools import BOOSTER, skewed_ids, write_trace
-from rocket import fuel_account, plan_command, split_command
-from rocket.random_fuel import make_fuel
+from plan_tools import BOOSTER, EXPERTS, MOE_LAYERS
+from rocket import split_command
 
 rocket = fuel_tools.rocket  # a fixture
-load_account = cache(fuel_account.load_account)  # a large fuel's takes seconds
-MOE_LAYERS, EXPERTS, TOPK = 5, 16, 4  # of the smallest random fuel
-
-
-@pytest.fixture(autouse=True)
-def _accounts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (plan_command, split_command):
-        monkeypatch.setattr(module, "load_account", load_account)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_fuel(tmp_path_factory.mktemp("fuel") / "tiny"))
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
-    ids = skewed_ids(41, MOE_LAYERS, EXPERTS, TOPK)
-    return str(write_trace(tmp_path_factory.mktemp("trace") / "trace.jsonl", ids))
+accounts_once, tiny, trace = plan_tools.accounts_once, plan_tools.tiny, plan_tools.trace
 
 
 def without(*fields: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import typer
 
 from rocket.errors import run_command_line
 from rocket.options import (
+    MAX_CHUNK,
     MAX_SEED,
     check_choice,
     check_integer,
@@ -18,8 +19,6 @@ from rocket.options import (
 )
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-MAX_CHUNK = 65536
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,6 +14,7 @@ from rocket.errors import UsageError
 
 MAX_COUNT = 2**31 - 1
 MAX_SEED = 2**64 - 1
+MAX_CHUNK = 65536  # of --prefill-chunk
 
 
 def _shorten(text: str) -> str:

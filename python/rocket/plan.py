@@ -18,7 +18,7 @@ from rocket.errors import UsageError
 from rocket.split import Owners, sizes
 
 DEFAULT_CONTEXT = 8192
-STEP_ROWS = 256  # rows of a prefill step
+STEP_ROWS = 256  # rows of a prefill step, unless --prefill-chunk says otherwise
 LOGITS_BYTES = 32 << 20  # bounds the logits of one step
 THREADS = 64  # workers whose scratch is counted
 LARGE_PAGE = 2 << 20  # the workspace is one block of these
@@ -40,6 +40,11 @@ class Request:
     slot_map: tuple[int, ...] | None = None  # slots of each MoE layer
     slot_map_file: str = ""  # for messages
     owners: Owners | None = None  # the booster of each expert; None: by id
+    prefill_chunk: int | None = None  # rows of a prefill step
+
+    @property
+    def step_rows(self) -> int:
+        return self.prefill_chunk or STEP_ROWS
 
 
 @dataclass(frozen=True)
@@ -312,7 +317,7 @@ def _plan(account: Account, request: Request, context: int) -> Plan:
         slot_bytes=slot,
         resident=account.resident_loaded_bytes,
         stream_state=stream_state_bytes(arch, kv_dtype, context),
-        workspace=workspace_bytes(arch, context),
+        workspace=workspace_bytes(arch, context, request.step_rows),
     )
     if plan.left < 0:
         raise OverBudgetError(plan)

@@ -1,6 +1,8 @@
 """rocket plan: does it fit, with how many expert slots, and how fast can it be."""
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -11,11 +13,13 @@ from rocket.booster import GIB, Booster
 from rocket.checked import parse_json, read_whole, shown
 from rocket.console import write_data
 from rocket.errors import CliError, UsageError
+from rocket.fuel import known_fuels
 from rocket.fuel_account import load_account, locate
 from rocket.inventory import Bucket
-from rocket.options import check_choice, check_integer, check_real, flag, integer, number, string
+from rocket.manifest import known_manifests
+from rocket.options import MAX_CHUNK, check_choice, check_integer, check_real, flag, integer, number, string
 from rocket.plan import DEFAULT_CONTEXT, OverBudgetError, Plan, Request, make_plan
-from rocket.plan_remedies import Remedy, remedies
+from rocket.plan_remedies import Remedy, remedies, two_kinds
 from rocket.plan_report import Report
 from rocket.plan_time import miss_source, step_time
 from rocket.report import format_bytes
@@ -69,7 +73,7 @@ def _over_budget(error: OverBudgetError, fuel: str, booster: str, found: list[Re
             ("reserve", plan.reserve),
         )
     )
-    which = "any one of these fits" if len(found) > 1 else "this fits"
+    which = "any one of these fits" if two_kinds(found) else "nothing but more memory fits"
     return CliError(
         f"{fuel} on {booster}: required {format_bytes(plan.required)} ({parts}), "
         f"available {format_bytes(plan.memory)}",
@@ -101,6 +105,8 @@ def _choices(plan: Plan, given: Request, booster: str | None) -> list[str]:
         lines.append(f"context: {plan.context:,} tokens{why} (--context; the model's limit is {limit:,})")
     if given.kv_dtype is None:
         lines.append(f"latents and indexer keys: {plan.kv_dtype} (--kv-dtype)")
+    if given.prefill_chunk is None:
+        lines.append(f"prompts: {plan.request.step_rows} tokens at a time (--prefill-chunk)")
     if plan.slots and given.cache_bytes is None and given.slots is None and given.slot_map is None:
         why = "every expert" if plan.holds_all else "all that fit, shared out evenly over the layers"
         if plan.request.booster.unified_memory and not plan.holds_all:
@@ -134,6 +140,9 @@ def plan(
     expert_cache_gib: Annotated[float | None, number("GiB of expert slots on each booster.", "G")] = None,
     expert_slots: Annotated[int | None, integer("Expert slots on each booster.")] = None,
     slot_map: Annotated[str | None, string("FILE", "JSON: the slots of each MoE layer.")] = None,
+    prefill_chunk: Annotated[
+        int | None, integer("Feed prompts N tokens at a time; the workspace is for these.")
+    ] = None,
     hit_rate: Annotated[float | None, number("Share of experts that are found in a slot.", "H")] = None,
     trace: Annotated[str | None, string("FILE", "A routing trace to replay through the slots.")] = None,
     split: Annotated[str | None, string("FILE", "Which booster owns which expert (rocket split).")] = None,
@@ -153,6 +162,8 @@ def plan(
     if kv_dtype is not None:
         check_choice("--kv-dtype", kv_dtype, ("f32", "bf16", "fp8"))
     check_integer("--streams", streams, 1, 65536)
+    if prefill_chunk is not None:
+        check_integer("--prefill-chunk", prefill_chunk, 1, MAX_CHUNK)
     profile, why = _booster(booster, fuel)
     own = booster if booster not in boosters_module.names() else None
     name, account = load_account(fuel)
@@ -168,12 +179,13 @@ def plan(
         slot_map=read_slot_map(slot_map, account) if slot_map is not None else None,
         slot_map_file=slot_map or "",
         owners=shares.owners if shares else None,
+        prefill_chunk=prefill_chunk,
     )
     routing = _routing(trace, account)
     try:
         made = make_plan(account, request)
     except OverBudgetError as error:
-        found = remedies(account, request)
+        found = remedies(account, request, lambda: _other_fuels(fuel))
         if as_json:
             write_data(json.dumps(_over_budget_json(error, name, found)) + "\n")
         raise _over_budget(error, name, own or profile.id, found) from None
@@ -192,6 +204,13 @@ def _booster(name: str | None, fuel: str) -> tuple[Booster, str | None]:
         return boosters_module.load(DEFAULT_BOOSTER), "the usual one"
     named = manifest.manifest.serving_regime.single_stream_reference.booster
     return boosters_module.load(named), "the manifest's"
+
+
+def _other_fuels(fuel: str) -> Iterator[tuple[str, Account]]:
+    """Those known by name. One that is broken is no way out."""
+    for name in sorted({*known_fuels(), *known_manifests()} - {fuel}):
+        with suppress(Exception):
+            yield name, load_account(name)[1]
 
 
 def _routing(trace: str | None, account: Account) -> Routing | None:

@@ -1,7 +1,9 @@
 """What to change when a plan is over budget. Every remedy is a request that was planned and fits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
 from math import ceil
 
 from rocket import booster as boosters_module
@@ -20,47 +22,70 @@ from rocket.plan import (
 from rocket.quantity import Quantity
 
 MOST = 6  # a hint with more is not read
+CHUNKS = (128, 64, 32, 16)  # of --prefill-chunk
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """Options to give, each with its value, and the request that they make. ``memory_gib`` is no option but
-    a field of the booster's profile."""
+    """Options to give, each with its value, and the request that they make. Two are no options:
+    ``memory_gib`` is a field of the booster's profile, ``fuel`` takes the place of the fuel."""
 
     options: dict[str, str]
     request: Request
-    instead_of: str | None = None  # an option that has to go: none of these may stand beside it
+    instead_of: str | None = None  # options that have to go: they cannot stand beside these
 
     @property
     def text(self) -> str:
-        words = [f"{option} {value}" for option, value in self.options.items() if option != "memory_gib"]
+        words = [f"{option} {value}" for option, value in self.options.items() if option.startswith("-")]
         if "memory_gib" in self.options:
             words.append(("on " if words else "") + f"a booster with memory_gib {self.options['memory_gib']}")
+        if "fuel" in self.options:
+            words.append(("with " if words else "") + f"the fuel {self.options['fuel']}")
         if self.instead_of is not None:
             words.append(f"instead of {self.instead_of}")
         return " ".join(words)
 
 
-def remedies(account: Account, request: Request) -> list[Remedy]:
-    """Ways out, the smallest changes first: at least one, two where there are two that differ."""
+def remedies(
+    account: Account, request: Request, fuels: Callable[[], Iterable[tuple[str, Account]]] = tuple
+) -> list[Remedy]:
+    """Ways out, the smallest changes first: two that differ in kind wherever there are two.
+
+    `fuels`: other fuels by name. They are looked at where nothing but more memory helps this one.
+    """
     found: list[Remedy] = []
-    for more in (_single, _combined, _larger):
-        if len(found) < 2:
+    for more in (_single, _combined, _larger, partial(_other_fuel, fuels)):
+        if not two_kinds(found):
             for remedy in more(account, request):
                 if not any(_more_of(remedy, other) for other in found):
                     found.append(remedy)
-    gone = _slots_option(request)
-    return [
-        replace(remedy, instead_of=gone) if "--expert-slots" in remedy.options else remedy
-        for remedy in found[:MOST]
-    ]
+    return [replace(remedy, instead_of=_instead_of(request, remedy)) for remedy in found[:MOST]]
+
+
+def two_kinds(found: Iterable[Remedy]) -> bool:
+    """Whether two remedies change different things, neither all that the other does and more."""
+    kinds = [set(remedy.options) for remedy in found]
+    return any(not (one <= other or other <= one) for one, other in combinations(kinds, 2))
+
+
+def _instead_of(request: Request, remedy: Remedy) -> str | None:
+    gone = []
+    if request.owners is not None and remedy.request.owners is None:
+        gone.append("--split")
+    slots = _slots_option(request)
+    others = "fuel" in remedy.options or ("--expert-slots" in remedy.options and slots != "--expert-slots")
+    if slots is not None and others:
+        gone.append(slots)
+    return " and ".join(gone) or None
 
 
 def _slots_option(request: Request) -> str | None:
-    """The option that has said how many slots, where it is not --expert-slots."""
+    """The option that has said how many slots."""
     if request.slot_map is not None:
         return "--slot-map"
-    return "--expert-cache-gib" if request.cache_bytes is not None else None
+    if request.cache_bytes is not None:
+        return "--expert-cache-gib"
+    return "--expert-slots" if request.slots is not None else None
 
 
 def _larger(account: Account, request: Request) -> Iterator[Remedy]:
@@ -85,6 +110,8 @@ def _gives_up(remedy: Remedy, option: str) -> float:
         return request.booster.memory_bytes
     if option == "--boosters":
         return request.boosters
+    if option == "fuel":
+        return 0
     if option == "--kv-dtype":
         return -KV_DTYPES[request.kv_dtype or "f32"]
     in_all = request.boosters if option in ("--expert-slots", "--expert-cache-gib") else 1
@@ -106,8 +133,12 @@ def _single(account: Account, request: Request) -> Iterator[Remedy]:
     streams = _most_streams(account, request)
     if streams:
         yield Remedy({"--streams": str(streams)}, replace(request, streams=streams))
-    if request.owners is None:
-        yield from _more_boosters(account, request)
+    for rows in CHUNKS:
+        smaller = replace(request, prefill_chunk=rows)
+        if rows < request.step_rows and fits(account, smaller):
+            yield Remedy({"--prefill-chunk": str(rows)}, smaller)
+            break
+    yield from _more_boosters(account, replace(request, owners=None))
     yield from _other_boosters(account, request)
 
 
@@ -189,18 +220,36 @@ def _fewest_boosters(account: Account, request: Request, of: Callable[[int], Rem
 
 
 def _other_boosters(account: Account, request: Request) -> Iterator[Remedy]:
-    """Shipped profiles with more memory, the smallest that is enough."""
+    """The smallest shipped profile that is enough. It may have less memory than one that keeps much back."""
     for booster in _shipped():
-        if booster.memory_bytes > request.booster.memory_bytes:
-            other = replace(request, booster=booster)
-            if fits(account, other):
-                yield Remedy({"--booster": booster.id}, other)
-                return
+        other = replace(request, booster=booster)
+        if fits(account, other):
+            yield Remedy({"--booster": booster.id}, other)
+            return
+
+
+def _other_fuel(
+    fuels: Callable[[], Iterable[tuple[str, Account]]], account: Account, request: Request
+) -> Iterator[Remedy]:
+    """The largest smaller fuel that fits. Slots and splits are those of the fuel that does not, and so is a
+    booster that nobody named."""
+    other = replace(request, owners=None, cache_bytes=None, slots=None, slot_map=None)
+    options = {"--booster": request.booster.id} if request.booster in _shipped() else {}
+    if request.owners is not None:
+        options["--boosters"] = str(request.boosters)
+    for name, fuel in sorted(fuels(), key=lambda row: -row[1].resident_loaded_bytes):
+        if fuel.resident_loaded_bytes < account.resident_loaded_bytes and fits(fuel, other):
+            yield Remedy({**options, "fuel": name}, other)
+            return
 
 
 def _shipped() -> list[Booster]:
     found = [boosters_module.load(name) for name in boosters_module.names()]
     return sorted(found, key=lambda booster: booster.memory_bytes)
+
+
+def _usable(booster: Booster) -> int:
+    return booster.memory_bytes - booster.reserve_bytes
 
 
 def _smallest(account: Account, request: Request) -> tuple[dict[str, str], Request]:
@@ -221,7 +270,7 @@ def _smallest(account: Account, request: Request) -> tuple[dict[str, str], Reque
 def _combined(account: Account, request: Request) -> Iterator[Remedy]:
     """Everything smaller at once, here or on the smallest booster where that is enough."""
     options, small = _smallest(account, request)
-    larger = [b for b in _shipped() if b.memory_bytes > request.booster.memory_bytes]
+    larger = [b for b in _shipped() if _usable(b) > _usable(request.booster)]
     wanted = request.context or DEFAULT_CONTEXT
     for booster in (request.booster, *larger):
         context = min(wanted, longest_context(account, replace(small, booster=booster)))
