@@ -134,7 +134,7 @@ struct Step {
     c.channels = 3 * kda;
     c.segment = &segment;
     c.segments = 1;
-    c.tail = &tail;
+    c.tail = {&tail, 0};
     c.y = out.data();
     t.run("kda_conv", [&] { ops.kda_conv(c, bench.exec); });
     Floats f = gates, beta(rows * s.kda_heads, 0.5f);
@@ -160,7 +160,7 @@ struct Step {
     r.head_dim = s.kda_dim;
     r.segment = &segment;
     r.segments = 1;
-    r.state = &state;
+    r.state = {&state, 0};
     r.o = o.data();
     t.run("kda_recurrence", [&] { ops.kda_recurrence(r, bench.exec); });
     GatedNormParams n;
@@ -176,7 +176,9 @@ struct Step {
 
   void mla_layer(Times& t, Layer& l) {
     float* tail = l.pool_tail.data();
-    const PagedRows pooled = l.pooled->view(), latent = l.latent->view();
+    check::Tables pooled, latent;
+    pooled.push_back(l.pooled->view());
+    latent.push_back(l.latent->view());
     NormParams n;
     n.x = some.data();
     n.rows = rows;
@@ -197,8 +199,8 @@ struct Step {
     u.dim = s.index_dim;
     u.segment = &segment;
     u.segments = 1;
-    u.tail = &tail;
-    u.pooled = &pooled;
+    u.tail = {&tail, 0};
+    u.pooled = pooled.view();
     u.rows = rows;
     t.run("pool_update", [&] { ops.pool_update(u, bench.exec); });
     IndexSelectParams i;
@@ -212,7 +214,7 @@ struct Step {
     i.topk = kTopkPools;
     i.segment = &segment;
     i.segments = 1;
-    i.pooled = &pooled;
+    i.pooled = pooled.view();
     i.token = token.data();
     i.ldtoken = kTopkPools * kPool + kPool - 1;
     i.count = count.data();
@@ -222,7 +224,7 @@ struct Step {
     a.ld = s.latent;
     a.segment = &segment;
     a.segments = 1;
-    a.cache = &latent;
+    a.cache = latent.view();
     a.rows = rows;
     t.run("latent_append", [&] { ops.latent_append(a, bench.exec); });
     SparseMlaParams m;
@@ -237,7 +239,7 @@ struct Step {
     m.count = count.data();
     m.segment = &segment;
     m.segments = 1;
-    m.cache = &latent;
+    m.cache = latent.view();
     m.o = out.data();
     t.run("sparse_mla", [&] { ops.sparse_mla(m, bench.exec); });
   }

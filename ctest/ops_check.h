@@ -48,7 +48,7 @@ class Pages {
       page_.push_back(data_.back()->data());
     }
   }
-  rocket::PagedRows view() { return {page_.data(), page_rows_, width_}; }
+  rocket::PagedRows view() { return {page_.data(), 0, page_rows_, width_}; }
   float* row(int64_t i) { return view().row(i); }
   void fill(const std::vector<float>& rows) {
     for (int64_t i = 0; i < static_cast<int64_t>(rows.size()) / width_; ++i) {
@@ -68,6 +68,21 @@ class Pages {
   int32_t page_rows_, width_;
   std::vector<std::unique_ptr<Guarded<float>>> data_;
   std::vector<float*> page_;
+};
+
+// The pages of several streams as an op takes them.
+class Tables {
+ public:
+  void push_back(const rocket::PagedRows& rows) {
+    table_.push_back(rows.page);
+    page_rows_ = rows.page_rows;
+    width_ = rows.width;
+  }
+  rocket::PagedParts view() const { return {table_.data(), 0, page_rows_, width_, false}; }
+
+ private:
+  std::vector<float* const*> table_;
+  int32_t page_rows_ = 1, width_ = 0;
 };
 
 // Cuts rows into chunks of `chunk` rows (0 = of random lengths 1 … 9, -1 = all at once): first rows of the

@@ -40,7 +40,7 @@ PoolResult run_pool(const OpTable& ops, const PoolCase& c, int32_t chunk, int th
     check::Guarded<float> saved(c.streams * rows * size);
     std::vector<Segment> segment;
     std::vector<float*> tails, checkpoints(c.streams * rows, nullptr);
-    std::vector<PagedRows> views;
+    check::Tables views;
     for (int32_t s = 0; s < c.streams; ++s) {
       segment.push_back({s * rows, rows, c.start + cut[i]});
       tails.push_back(out.tail.data() + s * size);
@@ -62,9 +62,9 @@ PoolResult run_pool(const OpTable& ops, const PoolCase& c, int32_t chunk, int th
     p.dim = c.dim;
     p.segment = segment.data();
     p.segments = c.streams;
-    p.tail = tails.data();
-    p.checkpoint = checkpoints.data();
-    p.pooled = views.data();
+    p.tail = {tails.data(), 0};
+    p.checkpoint = {checkpoints.data(), 0};
+    p.pooled = views.view();
     p.rows = c.streams * rows;
     ops.pool_update(p, bench.exec);
     saved.check(what + " checkpoints");
@@ -197,7 +197,7 @@ void run_select(const OpTable& ops, const SelectCase& c, SelectInputs& in, const
                 const std::vector<int32_t>& count, int threads, bool scores, SelectResult& out,
                 const std::string& what) {
   std::vector<Segment> segment;
-  std::vector<PagedRows> views;
+  check::Tables views;
   std::vector<int64_t> source;
   int64_t most = 0;
   for (size_t s = 0, base = 0; s < c.rows.size(); base += c.rows[s++]) {
@@ -233,7 +233,7 @@ void run_select(const OpTable& ops, const SelectCase& c, SelectInputs& in, const
   p.select_tail = c.tail;
   p.segment = segment.data();
   p.segments = static_cast<int32_t>(segment.size());
-  p.pooled = views.data();
+  p.pooled = views.view();
   p.token = token.data();
   p.ldtoken = ldtoken;
   p.count = counts.data();

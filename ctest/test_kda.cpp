@@ -86,8 +86,8 @@ ConvResult run_conv(const OpTable& ops, const ConvCase& c, const Plan& plan, con
     p.taps = c.taps;
     p.segment = step.segment.data();
     p.segments = static_cast<int32_t>(step.segment.size());
-    p.tail = tails.data();
-    p.checkpoint = checkpoints.data();
+    p.tail = {tails.data(), 0};
+    p.checkpoint = {checkpoints.data(), 0};
     p.y = y.data();
     p.ldy = ldy;
     ops.kda_conv(p, bench.exec);
@@ -279,8 +279,8 @@ RecurrenceResult run_recurrence(const OpTable& ops, const RecurrenceCase& c, con
     p.head_dim = c.dim;
     p.segment = step.segment.data();
     p.segments = static_cast<int32_t>(step.segment.size());
-    p.state = states.data();
-    p.checkpoint = checkpoints.data();
+    p.state = {states.data(), 0};
+    p.checkpoint = {checkpoints.data(), 0};
     p.o = o.data();
     ops.kda_recurrence(p, bench.exec);
     o.check(what);

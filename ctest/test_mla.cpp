@@ -59,7 +59,7 @@ void attend(const OpTable& ops, const Case& c, Inputs& in, int32_t first, int32_
   Floats q(rows * ldq, NAN);
   std::vector<int32_t> token(rows * ldtoken, -1), counts;
   std::vector<Segment> segment;
-  std::vector<PagedRows> views;
+  check::Tables views;
   for (int32_t s = 0; s < c.streams; ++s) {
     segment.push_back({s * count, count, c.context + first});
     views.push_back(in.pages[s]->view());
@@ -84,7 +84,7 @@ void attend(const OpTable& ops, const Case& c, Inputs& in, int32_t first, int32_
   p.count = counts.data();
   p.segment = segment.data();
   p.segments = c.streams;
-  p.cache = views.data();
+  p.cache = views.view();
   p.o = out.data();
   p.ldo = ldo;
   check::Bench bench(threads);
@@ -163,7 +163,7 @@ void check_append(const OpTable& ops, const std::string& isa) {
   const int64_t ld = kWidth + 4;
   const Floats latent = check::normal(17 * ld);
   std::vector<std::unique_ptr<Pages>> pages;
-  std::vector<PagedRows> views;
+  check::Tables views;
   for (const Segment& s : segment) {
     pages.push_back(std::make_unique<Pages>(s.position + s.rows + 1, 4, kWidth));
     views.push_back(pages.back()->view());
@@ -173,7 +173,7 @@ void check_append(const OpTable& ops, const std::string& isa) {
   p.ld = ld;
   p.segment = segment.data();
   p.segments = 3;
-  p.cache = views.data();
+  p.cache = views.view();
   p.rows = 17;
   check::Bench bench(2);
   ops.latent_append(p, bench.exec);

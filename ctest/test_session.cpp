@@ -37,7 +37,7 @@ class FakeModel : public rocket::Model {
   uint64_t fingerprint() const override { return 0x1234; }
   int32_t max_logits_rows() const override { return 8; }
 
-  const float* forward(const rocket::StepPlan& step) override {
+  void forward(const rocket::StepPlan& step) override {
     if (fail_next) {
       fail_next = false;
       throw rocket::DeviceError("planned failure");
@@ -48,25 +48,26 @@ class FakeModel : public rocket::Model {
       for (int32_t i = 0; i < segment.rows; ++i) {
         const int32_t row = segment.first_row + i;
         const int64_t position = segment.position + i;
-        float* state = step.state(0)[s];
+        float* state = step.stream[static_cast<size_t>(s)]->recurrent();
         state[0] = std::fmod(state[0] * 3 + input(step, row), 1009.0f);
         state[1] += 1;
-        *step.paged(0)[s].row(position) = input(step, row);
-        if (position % 2 == 1)
-          *step.paged(1)[s].row(position / 2) = input(step, row) + *step.paged(0)[s].row(position - 1);
-        if (float* const* checkpoint = step.checkpoints(0); checkpoint && checkpoint[row]) {
-          std::memcpy(checkpoint[row], state, 2 * sizeof(float));
+        const rocket::PagedRows log = paged(step, s, 0), pairs = paged(step, s, 1);
+        *log.row(position) = input(step, row);
+        if (position % 2 == 1) *pairs.row(position / 2) = input(step, row) + *log.row(position - 1);
+        if (float* checkpoint = step.checkpoint[static_cast<size_t>(row)]) {
+          std::memcpy(checkpoint, state, 2 * sizeof(float));
         }
         if (logit < step.logits_row.size() && step.logits_row[logit] == row)
           logits_[logit++ * kVocab] = state[0];
       }
     }
-    return logits_.data();
   }
-  int32_t sample(const float* logits, const rocket::SamplingParams&, uint64_t) override {
-    return static_cast<int32_t>(logits[0]) % kVocab;
+  const float* logits(int32_t) override { return logits_.data(); }
+  int32_t first_bad_logits(int32_t) override { return -1; }
+  int32_t sample(int32_t row, const rocket::SamplingParams&, uint64_t) override {
+    return static_cast<int32_t>(logits_[static_cast<size_t>(row) * kVocab]) % kVocab;
   }
-  rocket::EngineStats& stats() override { return stats_; }
+  rocket::EngineStats stats() override { return stats_; }
   rocket::StageTimer& timer() override { return timer_; }
   void set_diagnostics(bool) override {}
   std::vector<rocket::LayerDiagnostics> diagnostics() const override { return {}; }
@@ -76,6 +77,11 @@ class FakeModel : public rocket::Model {
   bool fail_next = false;
 
  private:
+  rocket::PagedRows paged(const rocket::StepPlan& step, int32_t segment, size_t index) const {
+    const rocket::PagedPart& part = layout_.paged()[index];
+    return {step.stream[static_cast<size_t>(segment)]->page_table(), part.offset, part.page_rows, part.width};
+  }
+
   rocket::StateLayout layout_;
   rocket::EngineInfo info_;
   rocket::EngineStats stats_;
@@ -281,7 +287,7 @@ void refusals() {
 
 void budget() {
   auto model = std::make_unique<FakeModel>();
-  rocket::Session session(std::move(model), {1000, 12, 4, 700});
+  rocket::Session session(std::move(model), {1000, 12, 4, 1200});
   const auto a = session.open();
   int fed = 0;
   throws<rocket::PlanError>("state over its budget", [&] {

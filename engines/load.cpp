@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
+#include "runtime/backend.h"
 #include "runtime/device.h"
 #include "runtime/engine.h"
 #include "runtime/session.h"
@@ -19,13 +20,12 @@ constexpr int64_t kDefaultContext = 8192;
 constexpr int32_t kDefaultRows = 256, kDefaultStreams = 8;
 
 struct Plan {
-  int threads = 1;
   int32_t max_rows = 0, max_streams = 0;
   int64_t max_context = 0;
-  int64_t dense = 0, workspace = 0, state = 0;  // bytes
+  int64_t dense = 0, experts = 0, workspace = 0, state = 0;  // bytes; experts only where they are resident
   std::vector<std::string> choices;
 
-  int64_t total() const { return dense + workspace + state; }
+  int64_t total() const { return dense + experts + workspace + state; }
 };
 
 // More threads than processors only wait for each other; some more are let through, for tests of the split.
@@ -39,31 +39,22 @@ int threads_for(const EngineOptions& options) {
   return options.threads > 0 ? options.threads : ThreadPool::available_cpus();
 }
 
-void fill_sizes(const glm5::Config& config, const StateLayout& layout, Plan& plan) {
-  plan.workspace = glm5::Glm5::workspace_bytes(config, plan.threads, plan.max_rows, plan.max_context);
-  // A stream's pages, and one block more for each stream: the state before a step with checkpoints.
-  plan.state = plan.max_streams * (layout.bytes(plan.max_context) + layout.stream_bytes());
-}
-
 [[noreturn]] void does_not_fit(const Plan& plan, const MemoryAvailable& available) {
-  throw PlanError("memory: needs " + format_bytes(plan.total() + kReserveBytes) + " (dense weights " +
-                      format_bytes(plan.dense) + ", state of " + std::to_string(plan.max_streams) +
-                      " streams of " + std::to_string(plan.max_context) + " tokens " +
-                      format_bytes(plan.state) + ", workspace " + format_bytes(plan.workspace) +
-                      ", reserve " + format_bytes(kReserveBytes) + "), available " +
-                      format_bytes(available.bytes) + " (" + available.source + ")",
-                  plan.dense + kReserveBytes > available.bytes
-                      ? "the dense weights alone do not fit: free memory, raise the container's limit, or "
-                        "use a smaller fuel"
-                      : "lower --max-context or --prefill-chunk, or free memory");
+  const std::string experts =
+      plan.experts > 0 ? "routed experts " + format_bytes(plan.experts) + ", " : std::string();
+  throw PlanError(
+      "memory: needs " + format_bytes(plan.total() + kReserveBytes) + " (dense weights " +
+          format_bytes(plan.dense) + ", " + experts + "state of " + std::to_string(plan.max_streams) +
+          " streams of " + std::to_string(plan.max_context) + " tokens " + format_bytes(plan.state) +
+          ", workspace " + format_bytes(plan.workspace) + ", reserve " + format_bytes(kReserveBytes) +
+          "), available " + format_bytes(available.bytes) + " (" + available.source + ")",
+      plan.dense + plan.experts + kReserveBytes > available.bytes
+          ? "the weights alone do not fit: free memory, raise the container's limit, use --backend "
+            "cpu, or a smaller fuel"
+          : "lower --max-context or --prefill-chunk, or free memory");
 }
 
-Plan make_plan(const EngineOptions& options, const glm5::Config& config, int64_t dense) {
-  const StateLayout layout = glm5::Glm5::state_layout(config);
-  const MemoryAvailable available = memory_available();
-  Plan plan;
-  plan.threads = threads_for(options);
-  plan.dense = dense;
+void check_limits(const EngineOptions& options, const glm5::Config& config) {
   if (options.max_rows < 0 || options.max_rows > 65536) {
     throw InputError("rows a step: expected 0 (automatic) to 65536, found " +
                      std::to_string(options.max_rows));
@@ -78,14 +69,26 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, int64_t
                          std::to_string(options.max_context),
                      "lower --max-context");
   }
+}
+
+Plan make_plan(const EngineOptions& options, const glm5::Config& config, const glm5::Precision& precision,
+               const glm5::Loader& loader, Backend& backend) {
+  const StateLayout layout = glm5::Glm5::state_layout(config, precision);
+  const MemoryAvailable available = backend.available();
+  Plan plan;
+  plan.dense = loader.dense_bytes();
+  if (!backend.memory().host()) plan.experts = loader.slots_bytes();
   plan.max_rows = options.max_rows ? options.max_rows : kDefaultRows;
   plan.max_streams = options.max_streams ? options.max_streams : kDefaultStreams;
   plan.max_context =
       options.max_context ? options.max_context : std::min(config.max_position_embeddings, kDefaultContext);
+  const int64_t weights = plan.dense + plan.experts;
   const auto fits = [&](int64_t share) {
-    fill_sizes(config, layout, plan);
-    return plan.dense + plan.workspace + plan.state + kReserveBytes <=
-           plan.dense + (available.bytes - plan.dense) / share;
+    plan.workspace =
+        glm5::Glm5::workspace_bytes(config, loader.shapes(), backend, plan.max_rows, plan.max_context);
+    // A stream's pages, and one block more for each stream: the state before a step with checkpoints.
+    plan.state = plan.max_streams * (layout.bytes(plan.max_context) + layout.stream_bytes());
+    return plan.total() + kReserveBytes <= weights + (available.bytes - weights) / share;
   };
   // What was left open gives way: streams first, while they would take more than half of what is left, then
   // context.
@@ -102,28 +105,50 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, int64_t
 
 // What is open stays within the plan; checkpoints, forks and snapshots may take half of what is left beyond
 // it.
-int64_t state_budget(const Plan& plan) {
-  const int64_t left = memory_available().bytes - kReserveBytes - plan.state;
+int64_t state_budget(const Plan& plan, Backend& backend) {
+  const int64_t left = backend.available().bytes - kReserveBytes - plan.state;
   return plan.state + std::max<int64_t>(0, left / 2);
+}
+
+glm5::Precision precision_for(const EngineOptions& options, const Backend& backend) {
+  const auto choose = [&](const char* what, const std::string& word) {
+    if (word != "auto" && word != "f32" && word != "bf16") {
+      throw InputError(std::string(what) + ": expected auto, f32 or bf16, found '" + word + "'");
+    }
+    const bool rounds = backend.rounds();
+    if (word == "bf16" && !rounds) {
+      throw InputError(std::string(what) + ": the " + backend.name() + " backend computes in float32 only",
+                       "use f32 or auto");
+    }
+    return rounds && word != "f32";
+  };
+  return {choose("prefill precision", options.prefill_precision), choose("latent KV", options.kv_dtype)};
 }
 
 }  // namespace
 
 std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
-  const std::string backend = choose_backend(options.backend);
+  std::string why;
+  const std::string name = choose_backend(options.backend, &why);
   const glm5::Config config = glm5::read_config(options.fuel_dir);
+  check_limits(options, config);
   glm5::Loader loader(config, options.fuel_dir);
-  const Plan plan = make_plan(options, config, loader.dense_bytes());
-  auto model = std::make_unique<glm5::Glm5>(config, loader.load(options.progress), cpu_ops(), plan.threads,
+  const int32_t rows = options.max_rows ? options.max_rows : kDefaultRows;
+  std::unique_ptr<Backend> backend =
+      name == "cuda" ? make_cuda_backend(threads_for(options), {rows, rows, config.hidden_size})
+                     : make_cpu_backend(threads_for(options));
+  const glm5::Precision precision = precision_for(options, *backend);
+  Plan plan = make_plan(options, config, precision, loader, *backend);
+  if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);
+  Backend& on = *backend;
+  std::unique_ptr<glm5::LoadedWeights> weights = loader.load(on.memory(), options.progress);
+  auto model = std::make_unique<glm5::Glm5>(config, precision, std::move(weights), std::move(backend),
                                             plan.max_rows, plan.max_context);
   EngineInfo& info = model->info();
   info.fuel = options.fuel_dir;
-  info.backend = backend;
-  info.device = cpu_name() + ", " + std::to_string(plan.threads) +
-                (plan.threads == 1 ? " thread, " : " threads, ") + cpu_ops_isa();
   info.choices = plan.choices;
-  return std::make_unique<Session>(
-      std::move(model), SessionLimits{plan.max_context, plan.max_rows, plan.max_streams, state_budget(plan)});
+  return std::make_unique<Session>(std::move(model), SessionLimits{plan.max_context, plan.max_rows,
+                                                                   plan.max_streams, state_budget(plan, on)});
 }
 
 }  // namespace rocket

@@ -63,12 +63,12 @@ Glm5::MoeBuffers Glm5::moe_buffers(int32_t rows) {
   return b;
 }
 
-void Glm5::embed(const StepPlan& step, Activations& a) {
+void Glm5::embed(const StepView& step, Activations& a) {
   StageTimer::Scope time(timer_, stage_.embed);
   EmbedParams p;
-  p.table = loaded_->weights.embed;
-  p.token = step.token.data();
-  p.embedding = step.any_embedding ? step.embedding.data() : nullptr;
+  p.table = weights_->embed;
+  p.token = step.token;
+  p.embedding = step.embedding;
   p.rows = a.rows;
   p.streams = config_.hc_mult;
   p.x = a.x;
@@ -129,18 +129,18 @@ void Glm5::norm(float* x, int32_t rows, int64_t dim, const float* weight, float 
   ops_.norm(p, exec_);
 }
 
-void Glm5::kda_conv(size_t index, const KdaWeights& w, const StepPlan& step, const KdaBuffers& b) {
-  const int64_t tail = layout_.recurrent()[static_cast<size_t>(state_part_[index]) + 1].offset;
+void Glm5::kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b) {
+  const RecurrentPart& tail = layout_.recurrent()[static_cast<size_t>(state_part_[index]) + 1];
   KdaConvParams p;
   p.x = b.raw;
   p.weight = w.conv;
   p.channels = 3 * config_.kda_channels();
   p.ldx = p.ldy = p.channels;
   p.taps = config_.linear_conv_kernel_dim;
-  p.segment = step.segment.data();
-  p.segments = step.segments();
-  p.tail = step.state(tail);
-  p.checkpoint = step.checkpoints(tail);
+  p.segment = step.segment;
+  p.segments = step.segments;
+  p.tail = step.state_part(tail);
+  p.checkpoint = step.checkpoint_part(tail);
   p.y = b.qkv;
   ops_.kda_conv(p, exec_);
 }
@@ -159,8 +159,8 @@ void Glm5::kda_gates(const KdaWeights& w, const KdaBuffers& b) {
   ops_.kda_gates(p, exec_);
 }
 
-void Glm5::kda_recurrence(size_t index, const StepPlan& step, const KdaBuffers& b) {
-  const int64_t state = layout_.recurrent()[static_cast<size_t>(state_part_[index])].offset;
+void Glm5::kda_recurrence(size_t index, const StepView& step, const KdaBuffers& b) {
+  const RecurrentPart& state = layout_.recurrent()[static_cast<size_t>(state_part_[index])];
   const int64_t C = config_.kda_channels();
   KdaRecurrenceParams p;
   p.q = b.qkv;
@@ -172,10 +172,10 @@ void Glm5::kda_recurrence(size_t index, const StepPlan& step, const KdaBuffers& 
   p.rows = b.rows;
   p.heads = config_.linear_num_heads;
   p.head_dim = config_.linear_head_dim;
-  p.segment = step.segment.data();
-  p.segments = step.segments();
-  p.state = step.state(state);
-  p.checkpoint = step.checkpoints(state);
+  p.segment = step.segment;
+  p.segments = step.segments;
+  p.state = step.state_part(state);
+  p.checkpoint = step.checkpoint_part(state);
   p.o = b.o;
   ops_.kda_recurrence(p, exec_);
 }
@@ -192,35 +192,35 @@ void Glm5::gated_norm(const KdaWeights& w, const KdaBuffers& b) {
   ops_.gated_norm(p, exec_);
 }
 
-void Glm5::latent_append(size_t index, const StepPlan& step, const MlaBuffers& b) {
+void Glm5::latent_append(size_t index, const StepView& step, const MlaBuffers& b) {
   LatentAppendParams p;
   p.latent = b.latent;
   p.ld = config_.kv_lora_rank;
-  p.segment = step.segment.data();
-  p.segments = step.segments();
-  p.cache = step.paged(latent_part_[index]);
+  p.segment = step.segment;
+  p.segments = step.segments;
+  p.cache = step.paged_part(layout_.paged()[static_cast<size_t>(latent_part_[index])]);
   p.rows = b.rows;
   ops_.latent_append(p, exec_);
 }
 
-void Glm5::pool_update(size_t index, const IndexerWeights& w, const StepPlan& step, const MlaBuffers& b) {
-  const int64_t tail = layout_.recurrent()[static_cast<size_t>(state_part_[index])].offset;
+void Glm5::pool_update(size_t index, const IndexerWeights& w, const StepView& step, const MlaBuffers& b) {
+  const RecurrentPart& tail = layout_.recurrent()[static_cast<size_t>(state_part_[index])];
   PoolUpdateParams p;
   p.k = b.index_k;
   p.gate = b.index_gate;
   p.ldk = p.ldgate = p.dim = config_.index_head_dim;
   p.ape = w.ape;
   p.pool = config_.index_kpool;
-  p.segment = step.segment.data();
-  p.segments = step.segments();
-  p.tail = step.state(tail);
-  p.checkpoint = step.checkpoints(tail);
-  p.pooled = step.paged(latent_part_[index] + 1);
+  p.segment = step.segment;
+  p.segments = step.segments;
+  p.tail = step.state_part(tail);
+  p.checkpoint = step.checkpoint_part(tail);
+  p.pooled = step.paged_part(layout_.paged()[static_cast<size_t>(latent_part_[index]) + 1]);
   p.rows = b.rows;
   ops_.pool_update(p, exec_);
 }
 
-void Glm5::index_select(size_t index, const StepPlan& step, Activations& a, const MlaBuffers& b) {
+void Glm5::index_select(size_t index, const StepView& step, Activations& a, const MlaBuffers& b) {
   IndexSelectParams p;
   p.q = b.index_q;
   p.head_weight = b.head_weight;
@@ -234,9 +234,10 @@ void Glm5::index_select(size_t index, const StepPlan& step, Activations& a, cons
   p.pool = config_.index_kpool;
   p.topk = config_.index_topk / config_.index_kpool;
   p.select_tail = config_.index_kpool_always_select_tail;
-  p.segment = step.segment.data();
-  p.segments = step.segments();
-  p.pooled = step.paged(latent_part_[index] + 1);
+  p.max_pools = static_cast<int32_t>(max_context_ / p.pool);
+  p.segment = step.segment;
+  p.segments = step.segments;
+  p.pooled = step.paged_part(layout_.paged()[static_cast<size_t>(latent_part_[index]) + 1]);
   p.token = a.token;
   p.ldtoken = select_width();
   p.count = a.count;
@@ -262,7 +263,7 @@ void Glm5::fold_query(const MlaWeights& w, const MlaBuffers& b) {
   ops_.head_linear(p, exec_);
 }
 
-void Glm5::sparse_mla(size_t index, const StepPlan& step, const Activations& a, const MlaBuffers& b) {
+void Glm5::sparse_mla(size_t index, const StepView& step, const Activations& a, const MlaBuffers& b) {
   SparseMlaParams p;
   p.q = b.q_latent;
   p.rows = b.rows;
@@ -273,9 +274,9 @@ void Glm5::sparse_mla(size_t index, const StepPlan& step, const Activations& a, 
   p.token = a.token;
   p.ldtoken = select_width();
   p.count = a.count;
-  p.segment = step.segment.data();
-  p.segments = step.segments();
-  p.cache = step.paged(latent_part_[index]);
+  p.segment = step.segment;
+  p.segments = step.segments;
+  p.cache = step.paged_part(layout_.paged()[static_cast<size_t>(latent_part_[index])]);
   p.o = b.o_latent;
   ops_.sparse_mla(p, exec_);
 }
@@ -322,6 +323,7 @@ void Glm5::router(const MoeWeights& w, const MoeBuffers& b) {
   p.scaling = config_.routed_scaling_factor;
   p.id = b.id;
   p.weight = b.weight;
+  p.distinct = distinct_;
   ops_.router(p, exec_);
 }
 
@@ -333,7 +335,7 @@ void Glm5::expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffer
   p.topk = config_.num_experts_per_tok;
   p.id = b.id;
   p.weight = b.weight;
-  p.expert = w.experts.data();
+  p.expert = w.resident;
   p.experts = config_.n_routed_experts;
   p.inner = config_.moe_intermediate_size;
   p.limit = config_.swiglu_limit;
@@ -352,18 +354,27 @@ void Glm5::expert_sum(Activations& a, const MoeBuffers& b) {
   ops_.expert_sum(p, exec_);
 }
 
-void Glm5::hyper_head(const StepPlan& step, const Activations& a, float* hidden) {
+void Glm5::hyper_head(const StepView& step, const Activations& a, float* hidden) {
   StageTimer::Scope time(timer_, stage_.norms);
   HyperHeadParams p;
   p.x = a.x;
-  p.row_index = step.logits_row.data();
-  p.rows = static_cast<int32_t>(step.logits_row.size());
+  p.row_index = step.logits_row;
+  p.rows = step.logits_rows;
   p.streams = config_.hc_mult;
   p.hidden = config_.hidden_size;
-  p.norm_weight = loaded_->weights.norm;
+  p.norm_weight = weights_->norm;
   p.rms_eps = config_.rms_norm_eps;
   p.y = hidden;
   ops_.hyper_head(p, exec_);
+}
+
+void Glm5::find_bad(int32_t first, int32_t rows) {
+  FiniteParams p;
+  p.ld = p.dim = config_.vocab_size;
+  p.x = logits_ + first * p.ld;
+  p.rows = rows;
+  p.bad = bad_ + first;
+  ops_.find_bad(p, exec_);
 }
 
 }  // namespace rocket::glm5

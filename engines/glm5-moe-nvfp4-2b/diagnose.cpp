@@ -5,34 +5,36 @@
 
 namespace rocket::glm5 {
 
-void Glm5::diagnose(size_t index, const StepPlan& step, const Activations& a) {
+void Glm5::diagnose(size_t index, const StepView& step, const Activations& a) {
   if (measuring_) return;
   const int64_t N = config_.hc_mult, H = config_.hidden_size;
-  const float* last = a.x + (step.rows() - 1) * N * H;
+  const std::vector<float> last = read(a.x + (step.rows - 1) * N * H, N * H);
   double sum = 0;
   for (int64_t i = 0; i < H; ++i) {
     double mean = 0;
-    for (int64_t n = 0; n < N; ++n) mean += last[n * H + i];
+    for (int64_t n = 0; n < N; ++n) mean += last[static_cast<size_t>(n * H + i)];
     sum += mean / N * (mean / N);
   }
   diagnostics_[index].stream_mean_rms = std::sqrt(sum / H);
   if (!config_.is_moe[index]) diagnostics_[index].router_entropy = -1;
   if (!recording_) return;
   if (index == 0) record_.hidden.clear();
-  record_.hidden.emplace_back(a.x, a.x + int64_t{a.rows} * N * H);
+  record_.hidden.push_back(read(a.x, int64_t{a.rows} * N * H));
 }
 
 void Glm5::record_router(size_t index, const MoeBuffers& b) {
   if (measuring_) return;
   const int32_t topk = config_.num_experts_per_tok, rows = b.rows;
-  usage_->count(moe_index_[index], b.id, int64_t{rows} * topk, stats_);
+  if (usage_) usage_->count(moe_index_[index], b.id, int64_t{rows} * topk, stats_);
   if (!diagnose_ && !recording_) return;
+  const std::vector<float> weights = read(b.weight, int64_t{rows} * topk);
   double entropy = 0;
   for (int32_t r = 0; r < rows; ++r) {
     double total = 0;
-    for (int32_t j = 0; j < topk; ++j) total += b.weight[r * topk + j];
+    const float* row = weights.data() + r * topk;
+    for (int32_t j = 0; j < topk; ++j) total += row[j];
     for (int32_t j = 0; j < topk; ++j) {
-      const double p = b.weight[r * topk + j] / total;
+      const double p = row[j] / total;
       if (p > 0) entropy -= p * std::log(p);
     }
   }
@@ -42,17 +44,19 @@ void Glm5::record_router(size_t index, const MoeBuffers& b) {
     record_.expert_id.clear();
     record_.expert_weight.clear();
   }
-  record_.expert_id.emplace_back(b.id, b.id + rows * topk);
-  record_.expert_weight.emplace_back(b.weight, b.weight + rows * topk);
+  record_.expert_id.push_back(read(b.id, int64_t{rows} * topk));
+  record_.expert_weight.push_back(weights);
 }
 
-void Glm5::record_selected(const StepPlan& step, const Activations& a) {
+void Glm5::record_selected(const StepView& step, const Activations& a) {
   if (measuring_) return;
   if (record_.selected.size() >= latent_layers_) record_.selected.clear();
-  std::vector<int32_t> rows(a.count, a.count + step.rows());
-  for (int32_t r = 0; r < step.rows(); ++r) {
-    const int32_t* token = a.token + r * select_width();
-    rows.insert(rows.end(), token, token + a.count[r]);
+  const std::vector<int32_t> count = read(a.count, step.rows);
+  const std::vector<int32_t> token = read(a.token, step.rows * select_width());
+  std::vector<int32_t> rows = count;
+  for (int32_t r = 0; r < step.rows; ++r) {
+    const auto first = token.begin() + r * select_width();
+    rows.insert(rows.end(), first, first + count[static_cast<size_t>(r)]);
   }
   record_.selected.push_back(std::move(rows));
 }

@@ -4,16 +4,16 @@
 
 namespace rocket::glm5 {
 
-const float* Glm5::forward(const StepPlan& step) {
+void Glm5::pass(const StepView& step) {
   ArenaScope scope(workspace_);
-  Activations a = activations(step.rows());
+  Activations a = activations(step.rows);
   embed(step, a);
-  for (size_t i = 0; i < loaded_->weights.layer.size(); ++i) layer(i, step, a);
-  return head(step, a);
+  for (size_t i = 0; i < weights_->layer.size(); ++i) layer(i, step, a);
+  head(step, a);
 }
 
-void Glm5::layer(size_t index, const StepPlan& step, Activations& a) {
-  const LayerWeights& w = loaded_->weights.layer[index];
+void Glm5::layer(size_t index, const StepView& step, Activations& a) {
+  const LayerWeights& w = weights_->layer[index];
   hyper_pre(w.attn_hc, a);
   if (config_.is_kda[index]) {
     kda(index, w.kda, step, a);
@@ -32,7 +32,7 @@ void Glm5::layer(size_t index, const StepPlan& step, Activations& a) {
   if (diagnose_ || recording_) diagnose(index, step, a);
 }
 
-void Glm5::kda(size_t index, const KdaWeights& w, const StepPlan& step, Activations& a) {
+void Glm5::kda(size_t index, const KdaWeights& w, const StepView& step, Activations& a) {
   StageTimer::Scope time(timer_, stage_.kda);
   ArenaScope scope(workspace_);
   const KdaBuffers b = kda_buffers(a.rows);
@@ -53,7 +53,7 @@ void Glm5::kda(size_t index, const KdaWeights& w, const StepPlan& step, Activati
   linear(b.o, C, a.rows, {{w.o, a.block, H}});
 }
 
-void Glm5::mla(size_t index, const MlaWeights& w, const StepPlan& step, Activations& a) {
+void Glm5::mla(size_t index, const MlaWeights& w, const StepView& step, Activations& a) {
   StageTimer::Scope time(timer_, stage_.mla);
   ArenaScope scope(workspace_);
   const MlaBuffers b = mla_buffers(a.rows);
@@ -74,7 +74,7 @@ void Glm5::mla(size_t index, const MlaWeights& w, const StepPlan& step, Activati
 
 // The indexer: pools finished keys, scores the visible pools, leaves each row's token list in the
 // activations, where layers with a shared indexer find it.
-void Glm5::select(size_t index, const IndexerWeights& w, const StepPlan& step, Activations& a,
+void Glm5::select(size_t index, const IndexerWeights& w, const StepView& step, Activations& a,
                   const MlaBuffers& b) {
   const int64_t D = config_.index_head_dim, heads = config_.index_n_heads;
   linear(a.y, config_.hidden_size, a.rows,
@@ -106,28 +106,15 @@ void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   record_router(index, b);
 }
 
-const float* Glm5::head(const StepPlan& step, const Activations& a) {
-  const int32_t rows = static_cast<int32_t>(step.logits_row.size());
-  if (rows == 0) return nullptr;
-  float* hidden = workspace_.take<float>(int64_t{rows} * config_.hidden_size);
+void Glm5::head(const StepView& step, const Activations& a) {
+  if (step.logits_rows == 0) return;
+  ArenaScope scope(workspace_);
+  const int64_t H = config_.hidden_size, V = config_.vocab_size;
+  float* hidden = workspace_.take<float>(step.logits_rows * H);
   hyper_head(step, a, hidden);
   StageTimer::Scope time(timer_, stage_.head);
-  linear(hidden, config_.hidden_size, rows, {{loaded_->weights.lm_head, logits_, config_.vocab_size}});
-  return logits_;
-}
-
-int32_t Glm5::sample(const float* logits, const SamplingParams& sampling, uint64_t counter) {
-  StageTimer::Scope time(timer_, stage_.head);
-  int32_t token = -1;
-  SampleParams p;
-  p.logits = logits;
-  p.ld = p.vocab = config_.vocab_size;
-  p.rows = 1;
-  p.sampling = &sampling;
-  p.counter = &counter;
-  p.token = &token;
-  ops_.sample(p, exec_);
-  return token;
+  linear(hidden, H, step.logits_rows, {{weights_->lm_head, logits_ + step.first_logit * V, V}});
+  find_bad(step.first_logit, step.logits_rows);
 }
 
 }  // namespace rocket::glm5

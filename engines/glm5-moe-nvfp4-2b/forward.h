@@ -7,24 +7,31 @@
 #include <vector>
 
 #include "base/arena.h"
-#include "base/thread_pool.h"
 #include "experts/usage.h"
 #include "glm5-moe-nvfp4-2b/config.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
 #include "glm5-moe-nvfp4-2b/weights.h"
 #include "ops/table.h"
+#include "runtime/backend.h"
 #include "runtime/model.h"
 
 namespace rocket::glm5 {
 
+// What a run may round.
+struct Precision {
+  bool bf16_prefill = false;  // prompts on tensor cores
+  bool bf16_latents = false;  // latent KV
+};
+
 class Glm5 : public Model {
  public:
-  Glm5(const Config& config, std::unique_ptr<LoadedWeights> weights, const OpTable& ops, int threads,
-       int32_t max_rows, int64_t max_context);
+  Glm5(const Config& config, const Precision& precision, std::unique_ptr<LoadedWeights> weights,
+       std::unique_ptr<Backend> backend, int32_t max_rows, int64_t max_context);
 
-  // Bytes of workspace that a model of this shape needs for steps of max_rows rows, logits included.
-  static int64_t workspace_bytes(const Config& config, int threads, int32_t max_rows, int64_t max_context);
-  static StateLayout state_layout(const Config& config);
+  // Bytes of workspace that a model with weights of these shapes needs for steps of max_rows rows, logits included.
+  static int64_t workspace_bytes(const Config& config, const Weights& shapes, Backend& backend,
+                                 int32_t max_rows, int64_t max_context);
+  static StateLayout state_layout(const Config& config, const Precision& precision);
   static int32_t logits_rows(const Config& config, int32_t max_rows);
 
   const StateLayout& layout() const override { return layout_; }
@@ -32,13 +39,18 @@ class Glm5 : public Model {
   EngineInfo& info() { return info_; }
   uint64_t fingerprint() const override { return loaded_->weights.fingerprint; }
   int32_t max_logits_rows() const override { return logits_rows(config_, max_rows_); }
-  const float* forward(const StepPlan& step) override;
-  int32_t sample(const float* logits, const SamplingParams& sampling, uint64_t counter) override;
-  EngineStats& stats() override { return stats_; }
+  MemorySpace& memory() override { return backend_->memory(); }
+  bool rounds_prefill() const override { return precision_.bf16_prefill; }
+  void forward(const StepPlan& plan) override;
+  const float* logits(int32_t rows) override;
+  int32_t first_bad_logits(int32_t rows) override;
+  int32_t sample(int32_t row, const SamplingParams& sampling, uint64_t counter) override;
+  EngineStats stats() override;
   StageTimer& timer() override { return timer_; }
-  void set_diagnostics(bool on) override { diagnose_ = on; }
+  void set_profile(bool on) override;
+  void set_diagnostics(bool on) override;
   std::vector<LayerDiagnostics> diagnostics() const override { return diagnostics_; }
-  void set_record(bool on) override { recording_ = on; }
+  void set_record(bool on) override;
   const StepRecord& record() const override { return record_; }
 
  private:
@@ -54,8 +66,9 @@ class Glm5 : public Model {
     int32_t* token = nullptr;  // [rows, select_width] selected positions, from the last layer with an indexer
     int32_t* count = nullptr;  // [rows]
   };
-  struct Shape {};  // tag: build without weights, to measure
-  Glm5(Shape, const Config& config, int threads, int32_t max_rows, int64_t max_context);
+  struct Shape {};  // tag: shapes of weights only, to measure
+  Glm5(Shape, const Config& config, const Weights& shapes, Backend& backend, int32_t max_rows,
+       int64_t max_context);
 
   struct KdaBuffers {
     int32_t rows;
@@ -90,55 +103,64 @@ class Glm5 : public Model {
   };
 
   // forward.cpp: what happens, in data order.
-  void layer(size_t index, const StepPlan& step, Activations& a);
-  void kda(size_t index, const KdaWeights& w, const StepPlan& step, Activations& a);
-  void mla(size_t index, const MlaWeights& w, const StepPlan& step, Activations& a);
-  void select(size_t index, const IndexerWeights& w, const StepPlan& step, Activations& a,
+  void pass(const StepView& step);
+  void layer(size_t index, const StepView& step, Activations& a);
+  void kda(size_t index, const KdaWeights& w, const StepView& step, Activations& a);
+  void mla(size_t index, const MlaWeights& w, const StepView& step, Activations& a);
+  void select(size_t index, const IndexerWeights& w, const StepView& step, Activations& a,
               const MlaBuffers& b);
   void mlp(const MlpWeights& w, int64_t inner, const Activations& a, float* out);
   void moe(size_t index, const MoeWeights& w, Activations& a);
-  const float* head(const StepPlan& step, const Activations& a);
+  void head(const StepView& step, const Activations& a);
 
   // calls.cpp: buffers, and the params of each op.
   Activations activations(int32_t rows);
   KdaBuffers kda_buffers(int32_t rows);
   MlaBuffers mla_buffers(int32_t rows);
   MoeBuffers moe_buffers(int32_t rows);
-  void embed(const StepPlan& step, Activations& a);
+  void embed(const StepView& step, Activations& a);
   void hyper_pre(const HyperWeights& w, Activations& a);
   void hyper_post(Activations& a);
   void linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts);
   void norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias = nullptr);
-  void kda_conv(size_t index, const KdaWeights& w, const StepPlan& step, const KdaBuffers& b);
+  void kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b);
   void kda_gates(const KdaWeights& w, const KdaBuffers& b);
-  void kda_recurrence(size_t index, const StepPlan& step, const KdaBuffers& b);
+  void kda_recurrence(size_t index, const StepView& step, const KdaBuffers& b);
   void gated_norm(const KdaWeights& w, const KdaBuffers& b);
-  void latent_append(size_t index, const StepPlan& step, const MlaBuffers& b);
-  void pool_update(size_t index, const IndexerWeights& w, const StepPlan& step, const MlaBuffers& b);
-  void index_select(size_t index, const StepPlan& step, Activations& a, const MlaBuffers& b);
+  void latent_append(size_t index, const StepView& step, const MlaBuffers& b);
+  void pool_update(size_t index, const IndexerWeights& w, const StepView& step, const MlaBuffers& b);
+  void index_select(size_t index, const StepView& step, Activations& a, const MlaBuffers& b);
   void fold_query(const MlaWeights& w, const MlaBuffers& b);
-  void sparse_mla(size_t index, const StepPlan& step, const Activations& a, const MlaBuffers& b);
+  void sparse_mla(size_t index, const StepView& step, const Activations& a, const MlaBuffers& b);
   void expand_value(const MlaWeights& w, const MlaBuffers& b);
   void swiglu(float* gate, const float* up, int64_t inner, int32_t rows);
   void router(const MoeWeights& w, const MoeBuffers& b);
   void expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b);
   void expert_sum(Activations& a, const MoeBuffers& b);
-  void hyper_head(const StepPlan& step, const Activations& a, float* hidden);
+  void find_bad(int32_t first, int32_t rows);
+  void hyper_head(const StepView& step, const Activations& a, float* hidden);
 
   void find_parts();
   void add_stages();
-  int64_t op_scratch_bytes() const;
-  void diagnose(size_t index, const StepPlan& step, const Activations& a);
+  void take_results();
+  void collect_times();
+  int64_t op_scratch_bytes(int threads) const;
+  void diagnose(size_t index, const StepView& step, const Activations& a);
+  template <typename T>
+  std::vector<T> read(const T* from, int64_t count);
+  void update_replay() { backend_->set_replay(!timer_.on() && !diagnose_ && !recording_); }
   void record_router(size_t index, const MoeBuffers& b);
-  void record_selected(const StepPlan& step, const Activations& a);
+  void record_selected(const StepView& step, const Activations& a);
 
   int64_t select_width() const { return config_.index_topk + config_.index_kpool; }
 
   Config config_;
   StateLayout layout_;
+  Precision precision_;
+  std::unique_ptr<Backend> backend_;
   std::unique_ptr<LoadedWeights> loaded_;
+  const Weights* weights_ = nullptr;
   OpTable ops_;
-  ThreadPool pool_;
   Arena workspace_;
   Exec exec_;
   int32_t max_rows_;
@@ -161,7 +183,22 @@ class Glm5 : public Model {
   std::vector<int> latent_part_;  // [layers] first paged part
   std::vector<int> moe_index_;    // [layers] number among the MoE layers
   size_t latent_layers_ = 0;      // sparse-MLA layers
-  float* logits_ = nullptr;       // [max_logits_rows, vocab]
+
+  // In the backend's memory, for as long as the model lives.
+  float* logits_ = nullptr;             // [max_logits_rows, vocab]
+  int32_t* bad_ = nullptr;              // [max_logits_rows], 1 where logits are not finite
+  int32_t* token_ = nullptr;            // [1] that was drawn last
+  int64_t* distinct_ = nullptr;         // [1] distinct experts of all steps and layers so far
+  SamplingParams* sampling_ = nullptr;  // [1]
+  uint64_t* counter_ = nullptr;         // [1]
+  std::vector<float> host_logits_;
 };
+
+template <typename T>
+std::vector<T> Glm5::read(const T* from, int64_t count) {
+  std::vector<T> values(static_cast<size_t>(count));
+  backend_->memory().read(values.data(), from, values.size() * sizeof(T));
+  return values;
+}
 
 }  // namespace rocket::glm5

@@ -56,7 +56,7 @@ Loader::Loader(const Config& config, const std::string& dir)
   const std::string head = naming.head + "lm_head";
   tied_ = config.tie_word_embeddings && !has_weight(*loaded_->checkpoint, head);
   bind(tied_ ? prefix + "embed_tokens" : head, V, H, &w.lm_head);
-  w.norm = small(prefix + "norm.weight", {H});
+  small(prefix + "norm.weight", {H}, &w.norm);
   for (size_t i = 0; i < w.layer.size(); ++i) {
     const std::string layer = prefix + "layers." + std::to_string(i) + ".";
     hyper(layer, "attn", "input_layernorm", w.layer[i].attn_hc);
@@ -82,39 +82,46 @@ Loader::Loader(const Config& config, const std::string& dir)
 }
 
 void Loader::bind(const std::string& name, int64_t out, int64_t in, Weight* to) {
-  bound_.emplace_back(loader_->add(name, out, in), to);
+  const int handle = loader_->add(name, out, in);
+  *to = Weight{loader_->source(handle).format, out, in, nullptr, nullptr, 1.0f};
+  bound_.emplace_back(handle, to);
 }
 
 void Loader::bind_plain(const std::string& name, int64_t out, int64_t in, Weight* to) {
   const int handle = loader_->add(name, out, in);
-  if (plain(loader_->source(handle).format)) {
+  *to = Weight{loader_->source(handle).format, out, in, nullptr, nullptr, 1.0f};
+  if (plain(to->format)) {
     bound_.emplace_back(handle, to);
   } else {
+    to->format = WeightFormat::kF32;
     expanded_.push_back({handle, to});
     expanded_bytes_ += static_cast<int64_t>(Arena::padded(static_cast<size_t>(out * in) * 4));
   }
 }
 
-const float* Loader::small(const std::string& name, const std::vector<int64_t>& shape) {
-  const Checkpoint::Entry& entry = loaded_->checkpoint->get(name, shape);
-  std::vector<float>& values = loaded_->small.emplace_back(loaded_->checkpoint->read_f32(entry));
+void Loader::keep(std::vector<float> values, const float** to) {
   small_bytes_ += static_cast<int64_t>(values.size()) * 4;
-  return values.data();
+  *to = loaded_->small.emplace_back(std::move(values)).data();
+  small_to_.push_back(to);
+}
+
+void Loader::small(const std::string& name, const std::vector<int64_t>& shape, const float** to) {
+  keep(loaded_->checkpoint->read_f32(loaded_->checkpoint->get(name, shape)), to);
 }
 
 void Loader::hyper(const std::string& layer, const char* block, const char* norm, HyperWeights& w) {
   const int64_t N = config_.hc_mult, H = config_.hidden_size, mix = 2 * N + N * N;
   const std::string name = layer + "hc_" + block + "_";
   bind_plain(name + "fn", mix, N * H, &w.fn);
-  w.base = small(name + "base", {mix});
-  w.scale = small(name + "scale", {3});
-  w.norm = small(layer + norm + ".weight", {H});
+  small(name + "base", {mix}, &w.base);
+  small(name + "scale", {3}, &w.scale);
+  small(layer + norm + ".weight", {H}, &w.norm);
 }
 
 // [taps, 3C] from q, k and v's [C, 1, taps] (or one conv1d of all three).
-const float* Loader::conv_taps(const std::string& layer) {
+void Loader::conv_taps(const std::string& layer, const float** to) {
   const int64_t C = config_.kda_channels(), taps = config_.linear_conv_kernel_dim;
-  std::vector<float>& all = loaded_->small.emplace_back(static_cast<size_t>(taps * 3 * C));
+  std::vector<float> all(static_cast<size_t>(taps * 3 * C));
   int64_t column = 0;
   for (const char* which : {"q", "k", "v"}) {
     const Checkpoint::Entry& entry = loaded_->checkpoint->get(layer + which + "_conv1d.weight", {C, 1, taps});
@@ -124,8 +131,7 @@ const float* Loader::conv_taps(const std::string& layer) {
         all[static_cast<size_t>(t * 3 * C + column)] = values[static_cast<size_t>(c * taps + t)];
     }
   }
-  small_bytes_ += static_cast<int64_t>(all.size()) * 4;
-  return all.data();
+  keep(std::move(all), to);
 }
 
 void Loader::kda(const std::string& layer, KdaWeights& w) {
@@ -140,10 +146,10 @@ void Loader::kda(const std::string& layer, KdaWeights& w) {
   bind(layer + "g_b_proj", C, D, &w.g_b);
   bind(layer + "b_proj", heads, H, &w.b);
   bind(layer + "o_proj", H, C, &w.o);
-  w.conv = conv_taps(layer);
-  w.dt_bias = small(layer + "dt_bias", {C});
-  w.a_log = small(layer + "A_log", {heads});
-  w.o_norm = small(layer + "o_norm.weight", {D});
+  conv_taps(layer, &w.conv);
+  small(layer + "dt_bias", {C}, &w.dt_bias);
+  small(layer + "A_log", {heads}, &w.a_log);
+  small(layer + "o_norm.weight", {D}, &w.o_norm);
 }
 
 void Loader::mla(const std::string& layer, bool full_indexer, MlaWeights& w) {
@@ -154,12 +160,12 @@ void Loader::mla(const std::string& layer, bool full_indexer, MlaWeights& w) {
   bind(layer + "kv_a_proj_with_mqa", rank + config_.qk_rope_head_dim, H, &w.kv_a);
   bind_plain(layer + "kv_b_proj", heads * (config_.qk_nope_head_dim + v), rank, &w.kv_b);
   bind(layer + "o_proj", H, heads * v, &w.o);
-  w.q_a_norm = small(layer + "q_a_layernorm.weight", {q_rank});
-  w.kv_a_norm = small(layer + "kv_a_layernorm.weight", {rank});
+  small(layer + "q_a_layernorm.weight", {q_rank}, &w.q_a_norm);
+  small(layer + "kv_a_layernorm.weight", {rank}, &w.kv_a_norm);
   if (config_.attention_bias) {
-    w.q_a_bias = small(layer + "q_a_proj.bias", {q_rank});
-    w.kv_a_bias = small(layer + "kv_a_proj_with_mqa.bias", {rank});
-    w.o_bias = small(layer + "o_proj.bias", {H});
+    small(layer + "q_a_proj.bias", {q_rank}, &w.q_a_bias);
+    small(layer + "kv_a_proj_with_mqa.bias", {rank}, &w.kv_a_bias);
+    small(layer + "o_proj.bias", {H}, &w.o_bias);
   }
   if (!full_indexer) return;
   const int64_t D = config_.index_head_dim, index_heads = config_.index_n_heads;
@@ -168,9 +174,9 @@ void Loader::mla(const std::string& layer, bool full_indexer, MlaWeights& w) {
   bind(indexer + "wk", D, H, &w.indexer.wk);
   bind(indexer + "index_kpool_compress_gate", D, H, &w.indexer.gate);
   bind(indexer + "weights_proj", index_heads, H, &w.indexer.weights_proj);
-  w.indexer.k_norm = small(indexer + "k_norm.weight", {D});
-  w.indexer.k_norm_bias = small(indexer + "k_norm.bias", {D});
-  w.indexer.ape = small(indexer + "index_kpool_compress_ape", {config_.index_kpool, D});
+  small(indexer + "k_norm.weight", {D}, &w.indexer.k_norm);
+  small(indexer + "k_norm.bias", {D}, &w.indexer.k_norm_bias);
+  small(indexer + "index_kpool_compress_ape", {config_.index_kpool, D}, &w.indexer.ape);
 }
 
 void Loader::mlp(const std::string& mlp, int64_t inner, MlpWeights& w) {
@@ -182,7 +188,7 @@ void Loader::mlp(const std::string& mlp, int64_t inner, MlpWeights& w) {
 void Loader::moe(const std::string& mlp, MoeWeights& w) {
   const int64_t H = config_.hidden_size, I = config_.moe_intermediate_size, E = config_.n_routed_experts;
   bind(mlp + "gate", E, H, &w.router);
-  w.bias = small(mlp + "gate.e_score_correction_bias", {E});
+  small(mlp + "gate.e_score_correction_bias", {E}, &w.bias);
   this->mlp(mlp + "shared_experts.", I * config_.n_shared_experts, w.shared);
   w.experts.resize(static_cast<size_t>(E));
   const int64_t before = loaded_->weights.expert_bytes;
@@ -236,7 +242,7 @@ void Loader::count_weights() {
   w.token_bytes = dense + routed_token_bytes_;
 }
 
-std::unique_ptr<LoadedWeights> Loader::load(const WeightLoader::Progress& progress) {
+void Loader::load_host(const WeightLoader::Progress& progress) {
   loaded_->arena = Arena(static_cast<size_t>(loader_->arena_bytes() + expanded_bytes_), "dense weights");
   loader_->load(loaded_->arena, progress);
   for (const auto* list : {&bound_, &bound_experts_}) {
@@ -247,6 +253,15 @@ std::unique_ptr<LoadedWeights> Loader::load(const WeightLoader::Progress& progre
     float* values = loaded_->arena.take<float>(packed.out * packed.in);
     dequantise_rows(packed, 0, packed.out, values);
     *expansion.to = Weight{WeightFormat::kF32, packed.out, packed.in, values, nullptr, 1.0f};
+  }
+  for (LayerWeights& layer : loaded_->weights.layer) layer.moe.resident = layer.moe.experts.data();
+}
+
+std::unique_ptr<LoadedWeights> Loader::load(MemorySpace& memory, const WeightLoader::Progress& progress) {
+  load_host(progress);
+  if (!memory.host()) {
+    move_experts(memory);
+    move_dense(memory);
   }
   return std::move(loaded_);
 }

@@ -20,7 +20,9 @@ namespace rocket::glm5 {
 struct LoadedWeights {
   std::unique_ptr<Checkpoint> checkpoint;
   Arena arena;                           // dense weights
-  std::deque<std::vector<float>> small;  // norms, biases, taps, as float32
+  std::deque<std::vector<float>> small;  // norms, biases, taps, as float32, where the ops are the host's
+  Arena moved;                           // norms, biases, taps and expert tables, where they are not
+  Arena slots;                           // routed experts, where they are not used in place
   Weights weights;
 };
 
@@ -29,15 +31,22 @@ class Loader {
   // Opens the checkpoint and finds every tensor that the model needs, with its shape. Throws FuelError.
   Loader(const Config& config, const std::string& dir);
 
-  int64_t dense_bytes() const;                                                  // resident after load()
-  std::unique_ptr<LoadedWeights> load(const WeightLoader::Progress& progress);  // once
+  int64_t dense_bytes() const;  // resident after load()
+  int64_t slots_bytes() const;  // of all routed experts in slot layout
+  const Weights& shapes() const {
+    return loaded_->weights;
+  }  // formats and shapes, before load() without data
+
+  // Once. Into the host's memory, experts used where they lie; or into another space, all experts resident.
+  std::unique_ptr<LoadedWeights> load(MemorySpace& memory, const WeightLoader::Progress& progress);
 
  private:
   void bind(const std::string& name, int64_t out, int64_t in, Weight* to);
   void bind_plain(const std::string& name, int64_t out, int64_t in,
                   Weight* to);  // for ops that take F32 or BF16 only
-  const float* small(const std::string& name, const std::vector<int64_t>& shape);
-  const float* conv_taps(const std::string& layer);
+  void small(const std::string& name, const std::vector<int64_t>& shape, const float** to);
+  void conv_taps(const std::string& layer, const float** to);
+  void keep(std::vector<float> values, const float** to);
   void hyper(const std::string& layer, const char* block, const char* norm, HyperWeights& w);
   void kda(const std::string& layer, KdaWeights& w);
   void mla(const std::string& layer, bool full_indexer, MlaWeights& w);
@@ -45,6 +54,9 @@ class Loader {
   void moe(const std::string& mlp, MoeWeights& w);
   void expert(const std::string& name, int64_t out, int64_t in, Weight* to, int64_t& bytes);
   void count_weights();
+  void load_host(const WeightLoader::Progress& progress);
+  void move_dense(MemorySpace& memory);
+  void move_experts(MemorySpace& memory);
 
   struct Expansion {
     int handle;
@@ -58,6 +70,7 @@ class Loader {
   std::vector<std::pair<int, Weight*>> bound_;
   std::vector<std::pair<int, Weight*>> bound_experts_;  // those that cannot be used where they lie
   std::vector<Expansion> expanded_;
+  std::vector<const float**> small_to_;  // [small] where each one's address is kept
   int64_t small_bytes_ = 0, expanded_bytes_ = 0;
   int64_t routed_token_bytes_ = 0;  // of all MoE layers
 };

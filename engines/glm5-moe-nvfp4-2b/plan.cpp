@@ -18,7 +18,7 @@ std::string layers(const char* name, int64_t count) {
 
 // Parts come in the order of the layers: "kda/i" and "conv/i", or "pool/i"; paged: "latent/i", then
 // "pooled/i".
-StateLayout Glm5::state_layout(const Config& c) {
+StateLayout Glm5::state_layout(const Config& c, const Precision& precision) {
   StateLayout layout;
   for (int32_t i = 0; i < c.num_hidden_layers; ++i) {
     const std::string n = std::to_string(i);
@@ -27,7 +27,7 @@ StateLayout Glm5::state_layout(const Config& c) {
       layout.add_recurrent("conv/" + n, {c.linear_conv_kernel_dim - 1, 3 * int64_t{c.kda_channels()}});
       continue;
     }
-    layout.add_paged("latent/" + n, 1, c.kv_lora_rank);
+    layout.add_paged("latent/" + n, 1, c.kv_lora_rank, precision.bf16_latents);
     if (!c.indexer_full[static_cast<size_t>(i)]) continue;
     layout.add_recurrent("pool/" + n, {2, c.index_kpool, c.index_head_dim});
     layout.add_paged("pooled/" + n, c.index_kpool, c.index_head_dim);
@@ -74,9 +74,9 @@ void Glm5::add_stages() {
 }
 
 // The largest scratch that one op takes on top of the forward pass's own buffers.
-int64_t Glm5::op_scratch_bytes() const {
+int64_t Glm5::op_scratch_bytes(int threads) const {
   const Config& c = config_;
-  const int64_t R = max_rows_, threads = pool_.threads();
+  const int64_t R = max_rows_;
   const int64_t pools = max_context_ / c.index_kpool + 1;
   int64_t bytes = kda_recurrence_scratch_floats(R, c.linear_num_heads, c.linear_head_dim) * 4;
   bytes = std::max(bytes, index_select_scratch_bytes(R, pools));
@@ -90,65 +90,89 @@ int64_t Glm5::op_scratch_bytes() const {
   return bytes + (1 << 20);  // ops round their pieces up
 }
 
-Glm5::Glm5(Shape, const Config& config, int threads, int32_t max_rows, int64_t max_context)
+Glm5::Glm5(Shape, const Config& config, const Weights& shapes, Backend& backend, int32_t max_rows,
+           int64_t max_context)
     : config_(config),
-      layout_(state_layout(config)),
-      loaded_(std::make_unique<LoadedWeights>()),
-      ops_(no_ops()),
-      pool_(1),
+      layout_(state_layout(config, {})),
+      weights_(&shapes),
+      ops_(backend.measuring_ops()),
       workspace_(Arena::measuring()),
+      exec_(backend.exec()),
       max_rows_(max_rows),
       max_context_(max_context),
       measuring_(true) {
-  (void)threads;
-  loaded_->weights.layer.resize(static_cast<size_t>(config.num_hidden_layers));
   find_parts();
   add_stages();
-  exec_ = {&pool_, &workspace_, nullptr};
+  exec_.scratch = &workspace_;
+  exec_.measure = true;
 }
 
-int64_t Glm5::workspace_bytes(const Config& config, int threads, int32_t max_rows, int64_t max_context) {
-  Glm5 model(Shape{}, config, threads, max_rows, max_context);
-  // The forward pass itself, with ops that do nothing, tells what it takes.
-  StepPlan step;
-  step.token.assign(static_cast<size_t>(max_rows), 0);
-  step.embedding.assign(static_cast<size_t>(max_rows), nullptr);
-  step.segment.push_back({0, max_rows, 0});
-  step.stream.push_back(nullptr);
-  for (int32_t i = 0; i < logits_rows(config, max_rows); ++i) step.logits_row.push_back(i);
-  model.forward(step);
-  const int64_t logits = int64_t{logits_rows(config, max_rows)} * config.vocab_size * 4 + 64;
-  return static_cast<int64_t>(model.workspace_.peak()) + model.op_scratch_bytes() + logits;
+// What lives as long as the model: logits and what is read back of a step.
+void Glm5::take_results() {
+  const int64_t rows = logits_rows(config_, max_rows_);
+  logits_ = workspace_.take<float>(rows * config_.vocab_size);
+  bad_ = workspace_.take<int32_t>(rows);
+  token_ = workspace_.take<int32_t>(1);
+  distinct_ = workspace_.take<int64_t>(1);
+  sampling_ = workspace_.take<SamplingParams>(1);
+  counter_ = workspace_.take<uint64_t>(1);
 }
 
-Glm5::Glm5(const Config& config, std::unique_ptr<LoadedWeights> weights, const OpTable& ops, int threads,
-           int32_t max_rows, int64_t max_context)
+int64_t Glm5::workspace_bytes(const Config& config, const Weights& shapes, Backend& backend, int32_t max_rows,
+                              int64_t max_context) {
+  Glm5 model(Shape{}, config, shapes, backend, max_rows, max_context);
+  model.take_results();
+  // The forward pass itself, with ops that compute nothing, tells what it takes.
+  for (const bool tensor_cores : {false, true}) {
+    model.exec_.tensor_cores = tensor_cores;
+    StepView step;
+    step.rows = max_rows;
+    step.segments = max_rows;
+    step.logits_rows = logits_rows(config, max_rows);
+    model.pass(step);
+  }
+  int64_t bytes = static_cast<int64_t>(model.workspace_.peak());
+  if (backend.memory().host()) bytes += model.op_scratch_bytes(model.exec_.pool->threads());
+  return bytes;
+}
+
+Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<LoadedWeights> weights,
+           std::unique_ptr<Backend> backend, int32_t max_rows, int64_t max_context)
     : config_(config),
-      layout_(state_layout(config)),
+      layout_(state_layout(config, precision)),
+      precision_(precision),
+      backend_(std::move(backend)),
       loaded_(std::move(weights)),
-      ops_(ops),
-      pool_(threads),
-      workspace_(static_cast<size_t>(workspace_bytes(config, threads, max_rows, max_context)), "workspace"),
+      weights_(&loaded_->weights),
+      ops_(backend_->ops()),
+      workspace_(
+          static_cast<size_t>(workspace_bytes(config, loaded_->weights, *backend_, max_rows, max_context)),
+          "workspace", backend_->memory()),
+      exec_(backend_->exec()),
       max_rows_(max_rows),
-      max_context_(max_context) {
+      max_context_(max_context),
+      timer_(&backend_->clock()) {
   find_parts();
   add_stages();
-  exec_ = {&pool_, &workspace_, nullptr};
-  logits_ = workspace_.take<float>(int64_t{logits_rows(config, max_rows)} * config.vocab_size);
+  exec_.scratch = &workspace_;
+  take_results();
   const int32_t moe_layers =
       static_cast<int32_t>(std::count(config.is_moe.begin(), config.is_moe.end(), true));
   const Weights& w = loaded_->weights;
-  usage_ = std::make_unique<ExpertUsage>(moe_layers, config.n_routed_experts, w.slot_bytes);
+  if (w.experts_in_place)
+    usage_ = std::make_unique<ExpertUsage>(moe_layers, config.n_routed_experts, w.slot_bytes);
   diagnostics_.resize(config.is_kda.size());
 
   info_.chemistry = config.model_type;
+  info_.backend = backend_->name();
+  info_.device = backend_->device();
   info_.vocab = config.vocab_size;
   info_.hidden = config.hidden_size;
   info_.layers = config.num_hidden_layers;
   info_.moe_layers = moe_layers;
   info_.experts = config.n_routed_experts;
   info_.topk = config.num_experts_per_tok;
-  info_.threads = pool_.threads();
+  info_.threads = exec_.pool->threads();
   info_.dense_bytes = w.dense_bytes;
   info_.expert_bytes = w.expert_bytes;
   info_.slot_bytes = w.slot_bytes;

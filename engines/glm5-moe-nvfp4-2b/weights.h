@@ -64,10 +64,11 @@ struct MlpWeights {
 };
 
 struct MoeWeights {
-  Weight router;                       // [E, H]
-  const float* bias = nullptr;         // [E], e_score_correction_bias
-  MlpWeights shared;                   // inner = I * n_shared_experts
-  std::vector<ExpertWeights> experts;  // [E], where they lie in the mapped checkpoint
+  Weight router;                            // [E, H]
+  const float* bias = nullptr;              // [E], e_score_correction_bias
+  MlpWeights shared;                        // inner = I * n_shared_experts
+  std::vector<ExpertWeights> experts;       // [E], where they lie in the mapped checkpoint
+  const ExpertWeights* resident = nullptr;  // [E], in the ops' memory
 };
 
 struct LayerWeights {
@@ -84,10 +85,11 @@ struct Weights {
   const float* norm = nullptr;  // [H]
   std::vector<LayerWeights> layer;
 
-  int64_t dense_bytes = 0;   // as resident
-  int64_t expert_bytes = 0;  // all routed experts on disk
-  int64_t slot_bytes = 0;    // the largest expert
-  int64_t token_bytes = 0;   // read by one decoded token, one embedding row counted
+  int64_t dense_bytes = 0;       // as resident
+  int64_t expert_bytes = 0;      // all routed experts on disk
+  int64_t slot_bytes = 0;        // the largest expert
+  bool experts_in_place = true;  // in the mapped checkpoint, else in the ops' memory
+  int64_t token_bytes = 0;       // read by one decoded token, one embedding row counted
   int64_t draft_tensors = 0, draft_bytes = 0, vision_tensors = 0, vision_bytes = 0;
   uint64_t fingerprint = 0;
 };

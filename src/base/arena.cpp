@@ -46,8 +46,24 @@ Arena Arena::measuring() {
   return arena;
 }
 
+Arena::Arena(size_t bytes, const char* what, MemorySpace& memory) {
+  if (memory.host()) {
+    *this = Arena(bytes, what);
+    return;
+  }
+  capacity_ = bytes;
+  what_ = what;
+  if (bytes > 0) base_ = static_cast<char*>(memory.allocate(bytes, what));
+  memory_ = &memory;
+}
+
 Arena::~Arena() {
-  if (base_) munmap(base_, capacity_);
+  if (!base_) return;
+  if (memory_) {
+    memory_->release(base_);
+  } else {
+    munmap(base_, capacity_);
+  }
 }
 
 Arena::Arena(Arena&& other) noexcept {
@@ -60,6 +76,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(used_, other.used_);
   std::swap(peak_, other.peak_);
   std::swap(what_, other.what_);
+  std::swap(memory_, other.memory_);
   return *this;
 }
 

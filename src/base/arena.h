@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/memory_space.h"
+
 namespace rocket {
 
 // A fixed block of zeroed memory, 2 MiB aligned where large (huge pages asked for), with a bump pointer.
@@ -11,7 +13,8 @@ namespace rocket {
 class Arena {
  public:
   Arena() = default;
-  Arena(size_t bytes, const char* what);  // `what` names the arena in errors
+  Arena(size_t bytes, const char* what);                       // `what` names the arena in errors
+  Arena(size_t bytes, const char* what, MemorySpace& memory);  // in that memory, if it is not the host's
   // An arena without memory: take() gives addresses that must not be used, peak() tells how much is needed.
   static Arena measuring();
   ~Arena();
@@ -29,6 +32,7 @@ class Arena {
   size_t used() const { return used_; }
   size_t peak() const { return peak_; }
   size_t capacity() const { return capacity_; }
+  const char* data() const { return base_; }
 
   // Bytes that take_bytes(bytes) uses up.
   static constexpr size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -37,6 +41,7 @@ class Arena {
   char* base_ = nullptr;
   size_t capacity_ = 0, used_ = 0, peak_ = 0;
   const char* what_ = "";
+  MemorySpace* memory_ = nullptr;  // that base_ is from, null for the host's
 };
 
 // Gives back at scope exit what was taken from an arena inside the scope.

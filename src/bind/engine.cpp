@@ -161,7 +161,7 @@ class CoreEngine {
     last_ = result;
     note_streams(step);
     return py::make_tuple(
-        to_array(result.logits, static_cast<py::ssize_t>(result.row.size()), engine().info().vocab),
+        to_array(engine().logits(), static_cast<py::ssize_t>(result.row.size()), engine().info().vocab),
         result.row);
   }
 
@@ -190,7 +190,7 @@ class CoreEngine {
       }
       note_streams(step);
       if (all)
-        std::memcpy(to + static_cast<int64_t>(begin) * vocab, last_.logits,
+        std::memcpy(to + static_cast<int64_t>(begin) * vocab, engine().logits(),
                     (end - begin) * static_cast<size_t>(vocab) * 4);
     });
     return out;
@@ -222,9 +222,10 @@ class CoreEngine {
       py::gil_scoped_release release;
       last_ = engine().step(step);
       note_streams(step);
+      const float* logits = engine().logits();
       for (size_t i = begin; i < end; ++i) {
         const TokenScore score =
-            score_token(last_.logits + static_cast<int64_t>(i - begin) * vocab, vocab, targets[i]);
+            score_token(logits + static_cast<int64_t>(i - begin) * vocab, vocab, targets[i]);
         p[i] = score.log_prob;
         r[i] = score.rank;
         b[i] = score.best;
@@ -271,7 +272,7 @@ class CoreEngine {
 
   py::array_t<float> last_logits() const {
     const Turn turn(*this);
-    return to_array(last_.logits, static_cast<py::ssize_t>(last_.row.size()), engine().info().vocab);
+    return to_array(engine().logits(), static_cast<py::ssize_t>(last_.row.size()), engine().info().vocab);
   }
 
   py::dict record() const {

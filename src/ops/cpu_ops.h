@@ -35,5 +35,6 @@ namespace rocket {
 // Ops without arithmetic worth a vector unit, compiled once.
 void router_cpu(const RouterParams& p, Exec& exec);
 void sample_cpu(const SampleParams& p, Exec& exec);
+void find_bad_cpu(const FiniteParams& p, Exec& exec);
 
 }  // namespace rocket

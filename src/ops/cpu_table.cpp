@@ -23,6 +23,7 @@ void fill_table(OpTable& table) {
   table.expert_ffn = expert_ffn;
   table.expert_sum = expert_sum;
   table.sample = sample_cpu;
+  table.find_bad = find_bad_cpu;
 }
 
 }  // namespace rocket::ROCKET_ISA

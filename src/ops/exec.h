@@ -6,10 +6,14 @@
 
 namespace rocket {
 
+struct CudaContext;  // ops/cuda.cuh
+
 struct Exec {
   ThreadPool* pool = nullptr;
-  Arena* scratch = nullptr;       // host memory for an op's own temporaries; an op gives back what it takes
-  void* device_stream = nullptr;  // cudaStream_t on the CUDA backend, else null
+  Arena* scratch = nullptr;     // an op's own temporaries, in the ops' memory; an op gives back what it takes
+  CudaContext* cuda = nullptr;  // on the CUDA backend, else null
+  bool tensor_cores = false;    // rows may be rounded to BF16; else each row's bits depend on that row only
+  bool measure = false;         // CUDA ops take and give back their scratch, and do no more
 };
 
 }  // namespace rocket

@@ -28,10 +28,9 @@ struct PoolUpdateParams {
   int32_t dim = 0;                   // D
   const Segment* segment = nullptr;  // [segments]
   int32_t segments = 0;
-  float* const* tail =
-      nullptr;  // [segments] -> [2, pool, D]: raw keys, then gates, slot = position % pool; in/out
-  float* const* checkpoint = nullptr;  // [rows] -> [2, pool, D] out; may be null
-  const PagedRows* pooled = nullptr;   // [segments], width D, row index = pool index; out
+  BlockParts tail;        // [segments] -> [2, pool, D]: raw keys, then gates, slot = position % pool; in/out
+  BlockParts checkpoint;  // [rows] -> [2, pool, D] out; may be null
+  PagedParts pooled;      // [segments], float32, width D, row index = pool index; out
   int32_t rows = 0;
 };
 
@@ -48,13 +47,14 @@ struct IndexSelectParams {
   int32_t pool = 4;
   int32_t topk = 0;  // pools: index_topk / pool
   bool select_tail = true;
+  int32_t max_pools = 0;  // at least the pools that any row can see, now or when a recorded call is replayed
   const Segment* segment = nullptr;
   int32_t segments = 0;
-  const PagedRows* pooled = nullptr;  // [segments]
-  int32_t* token = nullptr;           // out [rows, ldtoken] ascending positions
-  int64_t ldtoken = 0;                // at least topk*pool + pool - 1
-  int32_t* count = nullptr;           // out [rows]
-  float* score = nullptr;             // out [rows, ldscore] scores of the visible pools; may be null (tests)
+  PagedParts pooled;         // [segments], float32
+  int32_t* token = nullptr;  // out [rows, ldtoken] ascending positions
+  int64_t ldtoken = 0;       // at least topk*pool + pool - 1
+  int32_t* count = nullptr;  // out [rows]
+  float* score = nullptr;    // out [rows, ldscore] scores of the visible pools; may be null (tests)
   int64_t ldscore = 0;
 };
 // Scratch of index_select: score rows in flight (blocks of rows share it) and selection keys.

@@ -19,7 +19,7 @@
 namespace rocket {
 
 // State of one stream for one layer, and where to leave copies of it after certain rows.
-// `checkpoint` is indexed by row of the step; null entries (or a null array) mean none.
+// `checkpoint` is indexed by row of the step; null entries (or no blocks) mean none.
 struct KdaConvParams {
   const float* x = nullptr;  // [rows, C] raw projections, rows ldx apart
   int64_t ldx = 0;
@@ -28,9 +28,9 @@ struct KdaConvParams {
   int32_t taps = 4;                  // 2 … 8
   const Segment* segment = nullptr;  // [segments], covers every row once
   int32_t segments = 0;
-  float* const* tail = nullptr;        // [segments] -> [taps-1, C], in/out
-  float* const* checkpoint = nullptr;  // [rows] -> [taps-1, C] out; may be null
-  float* y = nullptr;                  // out [rows, C], rows ldy apart
+  BlockParts tail;        // [segments] -> [taps-1, C], in/out
+  BlockParts checkpoint;  // [rows] -> [taps-1, C] out; may be null
+  float* y = nullptr;     // out [rows, C], rows ldy apart
   int64_t ldy = 0;
 };
 
@@ -60,9 +60,9 @@ struct KdaRecurrenceParams {
   int32_t head_dim = 0;              // D = Dk = Dv, a multiple of 8, at most 256
   const Segment* segment = nullptr;  // [segments]
   int32_t segments = 0;
-  float* const* state = nullptr;       // [segments] -> [heads, Dk, Dv], in/out
-  float* const* checkpoint = nullptr;  // [rows] -> [heads, Dk, Dv] out; may be null
-  float* o = nullptr;                  // out [rows, heads*D]
+  BlockParts state;       // [segments] -> [heads, Dk, Dv], in/out
+  BlockParts checkpoint;  // [rows] -> [heads, Dk, Dv] out; may be null
+  float* o = nullptr;     // out [rows, heads*D]
 };
 // Scratch of kda_recurrence: the normalised q, k and exp(g), and the product of q and k.
 inline int64_t kda_recurrence_scratch_floats(int64_t rows, int64_t heads, int64_t head_dim) {

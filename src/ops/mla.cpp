@@ -22,7 +22,7 @@ struct Item {
   float* o;        // first head
   const int32_t* token;
   int64_t count;
-  const PagedRows* cache;
+  PagedRows cache;
   int heads;
 };
 
@@ -132,7 +132,7 @@ ROCKET_INLINE void attend(const SparseMlaParams& p, const Item& item, float* log
   const auto each_block = [&](auto&& f) {
     for (int64_t t = 0; t < item.count; t += kTokens) {
       const int64_t tokens = item.count - t < kTokens ? item.count - t : kTokens;
-      for (int64_t i = 0; i < tokens; ++i) latent[i] = item.cache->row(item.token[t + i]);
+      for (int64_t i = 0; i < tokens; ++i) latent[i] = item.cache.row(item.token[t + i]);
       f(t, tokens);
     }
   };
@@ -179,7 +179,7 @@ ROCKET_INLINE int32_t segment_of(const Segment* segment, int32_t segments, int64
 void latent_append(const LatentAppendParams& p, Exec& exec) {
   for (int32_t s = 0; s < p.segments; ++s) {
     const Segment& segment = p.segment[s];
-    const PagedRows& cache = p.cache[s];
+    const PagedRows cache = p.cache[s];
     parallel(exec, segment.rows, 2 * cache.width, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) {
         std::memcpy(cache.row(segment.position + t), p.latent + (segment.first_row + t) * p.ld,
@@ -209,7 +209,7 @@ void sparse_mla(const SparseMlaParams& p, Exec& exec) {
       const int32_t segment = segment_of(p.segment, p.segments, row);
       attend(p,
              Item{p.q + row * p.ldq + head * p.width, p.o + row * p.ldo + head * p.value_dim,
-                  p.token + row * p.ldtoken, p.count[row], &p.cache[segment], static_cast<int>(heads)},
+                  p.token + row * p.ldtoken, p.count[row], p.cache[segment], static_cast<int>(heads)},
              logit + thread * ld);
     }
   });

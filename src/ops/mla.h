@@ -16,7 +16,7 @@ struct LatentAppendParams {
   int64_t ld = 0;
   const Segment* segment = nullptr;
   int32_t segments = 0;
-  const PagedRows* cache = nullptr;  // [segments], row index = position
+  PagedParts cache;  // [segments], row index = position; float32 or bfloat16
   int32_t rows = 0;
 };
 
@@ -33,8 +33,8 @@ struct SparseMlaParams {
   const int32_t* count = nullptr;  // [rows]
   const Segment* segment = nullptr;
   int32_t segments = 0;
-  const PagedRows* cache = nullptr;  // [segments], width floats a row
-  float* o = nullptr;                // out [rows, heads, value_dim], rows ldo apart
+  PagedParts cache;    // [segments], `width` wide
+  float* o = nullptr;  // out [rows, heads, value_dim], rows ldo apart
   int64_t ldo = 0;
 };
 // Scratch of sparse_mla: logits of one row for each thread.

@@ -107,6 +107,12 @@ void router_cpu(const RouterParams& p, Exec& exec) {
     Best best;
     for (int64_t row = begin; row < end; ++row) route_row(p, row, best);
   });
+  if (!p.distinct) return;
+  bool seen[kMaxExperts] = {};
+  for (int64_t i = 0; i < int64_t{p.rows} * p.topk; ++i) {
+    *p.distinct += !seen[p.id[i]];
+    seen[p.id[i]] = true;
+  }
 }
 
 }  // namespace rocket

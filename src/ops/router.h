@@ -21,8 +21,9 @@ struct RouterParams {
   int32_t topk_group = 1;
   bool norm_topk_prob = true;
   float scaling = 1.0f;
-  int32_t* id = nullptr;    // out [rows, topk] ascending
-  float* weight = nullptr;  // out [rows, topk]
+  int32_t* id = nullptr;        // out [rows, topk] ascending
+  float* weight = nullptr;      // out [rows, topk]
+  int64_t* distinct = nullptr;  // in/out [1]: grows by the number of distinct experts chosen; may be null
 };
 
 }  // namespace rocket

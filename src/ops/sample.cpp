@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "ops/cpu_ops.h"
@@ -167,6 +168,23 @@ int32_t draw(const float* logit, int32_t vocab, const SamplingParams& s, double 
   return kept[count - 1].id;
 }
 
+// Whether all values are finite: no exponent of all ones. Sixteen at a time, since a vocabulary is long.
+bool all_finite(const float* values, int64_t n) {
+  typedef uint32_t Wide __attribute__((vector_size(64)));
+  constexpr uint32_t kExponent = 0x7f800000u;
+  Wide bad = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    Wide bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    bad |= reinterpret_cast<Wide>((bits & kExponent) == kExponent);
+  }
+  uint32_t any = 0;
+  for (int lane = 0; lane < 16; ++lane) any |= bad[lane];
+  for (; i < n; ++i) any |= !std::isfinite(values[i]);
+  return any == 0;
+}
+
 }  // namespace
 
 double sampling_uniform(uint64_t seed, uint64_t counter) {
@@ -181,6 +199,10 @@ void sample_cpu(const SampleParams& p, Exec& exec) {
                        ? draw(logit, p.vocab, s, sampling_uniform(s.seed, p.counter[row]), *exec.pool)
                        : largest(logit, p.vocab);
   }
+}
+
+void find_bad_cpu(const FiniteParams& p, Exec&) {
+  for (int32_t row = 0; row < p.rows; ++row) p.bad[row] = !all_finite(p.x + row * p.ld, p.dim);
 }
 
 }  // namespace rocket

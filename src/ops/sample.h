@@ -29,6 +29,15 @@ struct SampleParams {
   int32_t* token = nullptr;                  // out [rows]
 };
 
+// Whether rows of logits are all finite.
+struct FiniteParams {
+  const float* x = nullptr;  // [rows, dim], rows ld apart
+  int64_t ld = 0;
+  int32_t rows = 0;
+  int32_t dim = 0;
+  int32_t* bad = nullptr;  // out [rows]: 1 where any value is NaN or infinite, else 0
+};
+
 double sampling_uniform(uint64_t seed, uint64_t counter);  // in [0, 1)
 
 }  // namespace rocket

@@ -38,6 +38,7 @@ struct OpTable {
   void (*expert_ffn)(const ExpertFfnParams&, Exec&) = nullptr;
   void (*expert_sum)(const ExpertSumParams&, Exec&) = nullptr;
   void (*sample)(const SampleParams&, Exec&) = nullptr;
+  void (*find_bad)(const FiniteParams&, Exec&) = nullptr;
 };
 // clang-format on
 
@@ -48,5 +49,8 @@ const OpTable& no_ops();
 // "avx2", "portable" (also read from ROCKET_CPU_ISA). Throws InputError for one that this CPU or build lacks.
 const OpTable& cpu_ops(const char* isa = nullptr);
 const char* cpu_ops_isa();  // which one cpu_ops() gives
+
+// The CUDA ops, of a build with CUDA. Every entry is filled.
+const OpTable& cuda_ops();
 
 }  // namespace rocket

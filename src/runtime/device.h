@@ -17,8 +17,8 @@ struct CudaDevice {
 // is empty.
 std::vector<CudaDevice> cuda_devices(std::string* why = nullptr);
 
-// "cpu" or "cuda" from "auto", "cpu" or "cuda". Throws InputError for another word, DeviceError where "cuda"
-// cannot be.
-std::string choose_backend(const std::string& requested);
+// "cpu" or "cuda" from "auto", "cpu" or "cuda". `choice` gets a line that says what auto chose and why, else nothing.
+// Throws InputError for another word, DeviceError where "cuda" cannot be.
+std::string choose_backend(const std::string& requested, std::string* choice = nullptr);
 
 }  // namespace rocket

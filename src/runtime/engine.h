@@ -15,9 +15,11 @@ namespace rocket {
 
 struct EngineOptions {
   std::string fuel_dir;
-  std::string backend = "auto";  // auto | cpu | cuda
-  int threads = 0;               // 0 = all CPUs that this process may use
-  int64_t max_context = 0;       // tokens a stream may hold; 0 = min(the model's, what fits, 8192)
+  std::string backend = "auto";            // auto | cpu | cuda
+  int threads = 0;                         // 0 = all CPUs that this process may use
+  std::string prefill_precision = "auto";  // auto | f32 | bf16; auto = bf16 where the backend has it
+  std::string kv_dtype = "auto";           // of the latent KV, likewise
+  int64_t max_context = 0;                 // tokens a stream may hold; 0 = min(the model's, what fits, 8192)
   int32_t max_rows = 0;     // rows a step may have; 0 = automatic. Prompts are fed in chunks of at most this
   int32_t max_streams = 0;  // streams that may be open at once; 0 = automatic
   // Called while dense weights are read, with bytes done and in all. May throw to stop the load.
@@ -65,10 +67,9 @@ struct LayerDiagnostics {
       -1;  // nats over the chosen experts' normalised weights, mean over the step's rows; -1 = dense layer
 };
 
-// Logits of a step's rows that wanted them, in row order. Valid until the next step.
+// Which rows of a step wanted logits, in row order.
 struct StepResult {
-  const float* logits = nullptr;  // [rows, vocab]
-  std::vector<int32_t> row;       // index in the step of each row of logits
+  std::vector<int32_t> row;  // index in the step of each row of logits
 };
 
 // Intermediate results of a step for tests; only filled while recording.
@@ -97,6 +98,11 @@ class Engine {
   // PlanError if it has too many rows or a stream would pass max_context.
   virtual StepResult step(const Step& step) = 0;
 
+  // The last step's logits on the host, [rows, vocab], row i for StepResult::row[i]; null if no row wanted any. Valid
+  // until the next step. A device may still be at work when step() returns: a failure that shows later, logits that
+  // are not finite among them, is thrown by the next call that has to wait for it.
+  virtual const float* logits() = 0;
+
   // After a step with checkpoints: makes `rows` rows of the stream's last step count (1 = the first), drops
   // the rest. Row `rows` must have had a checkpoint, or be the last. rows = 0 goes back to before the step,
   // which must then have had a checkpoint request on any row.
@@ -120,9 +126,9 @@ class Engine {
   // "latent/<layer>" [position, width], "pooled/<layer>" [position / pool, D].
   virtual std::vector<float> state(StreamId stream, const std::string& name) const = 0;
 
-  virtual const EngineStats& stats() const = 0;
+  virtual EngineStats stats() = 0;
   virtual void set_profile(bool on) = 0;  // times each stage of the following steps; clears earlier times
-  virtual std::vector<StageTime> profile() const = 0;
+  virtual std::vector<StageTime> profile() = 0;
   virtual void set_diagnostics(bool on) = 0;
   virtual std::vector<LayerDiagnostics> diagnostics() const = 0;
   virtual void set_record(bool on) = 0;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/memory_space.h"
 #include "runtime/engine.h"
 #include "runtime/stage_timer.h"
 #include "runtime/step_plan.h"
@@ -19,13 +20,21 @@ class Model {
   virtual const EngineInfo& info() const = 0;  // filled but for what Session knows (streams, context, state)
   virtual uint64_t fingerprint() const = 0;    // of config and tensor headers; a snapshot belongs to one
   virtual int32_t max_logits_rows() const = 0;
+  virtual MemorySpace& memory() { return host_memory(); }  // where streams keep their state
+  // Whether prompts may be rounded for tensor cores, so that decode rows want a pass of their own.
+  virtual bool rounds_prefill() const { return false; }
 
-  // Runs a step and writes the logits of plan.logits_row. The result is valid until the next call.
-  virtual const float* forward(const StepPlan& plan) = 0;
-  virtual int32_t sample(const float* logits, const SamplingParams& sampling, uint64_t counter) = 0;
+  // Issues a step. Its logits are rows plan.first_logit … of the logits, until the next step.
+  virtual void forward(const StepPlan& plan) = 0;
+  // The first `rows` rows of the last step's logits, on the host, [rows, vocab]. Waits.
+  virtual const float* logits(int32_t rows) = 0;
+  // The first of the last step's first `rows` rows of logits that is not all finite, or -1. Waits.
+  virtual int32_t first_bad_logits(int32_t rows) = 0;
+  virtual int32_t sample(int32_t row, const SamplingParams& sampling, uint64_t counter) = 0;
 
-  virtual EngineStats& stats() = 0;
+  virtual EngineStats stats() = 0;  // of experts; the session counts steps and rows
   virtual StageTimer& timer() = 0;
+  virtual void set_profile(bool on) { timer().set(on); }
   virtual void set_diagnostics(bool on) = 0;
   virtual std::vector<LayerDiagnostics> diagnostics() const = 0;
   virtual void set_record(bool on) = 0;

@@ -5,30 +5,16 @@
 #include <cstring>
 #include <utility>
 
+#include "base/dtype.h"
 #include "runtime/snapshot_file.h"
 
 namespace rocket {
 namespace {
 
+constexpr int32_t kDecodeRows = 16;  // of a step, up to which a row's bits do not depend on the others
+
 std::string number(int64_t value) {
   return std::to_string(value);
-}
-
-// Whether all values are finite: no exponent of all ones. Sixteen at a time, since a vocabulary is long.
-bool all_finite(const float* values, int64_t n) {
-  typedef uint32_t Wide __attribute__((vector_size(64)));
-  constexpr uint32_t kExponent = 0x7f800000u;
-  Wide bad = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    Wide bits;
-    std::memcpy(&bits, values + i, sizeof bits);
-    bad |= reinterpret_cast<Wide>((bits & kExponent) == kExponent);
-  }
-  uint32_t any = 0;
-  for (int lane = 0; lane < 16; ++lane) any |= bad[lane];
-  for (; i < n; ++i) any |= !std::isfinite(values[i]);
-  return any == 0;
 }
 
 }  // namespace
@@ -37,7 +23,7 @@ Session::Session(std::unique_ptr<Model> model, const SessionLimits& limits)
     : model_(std::move(model)),
       limits_(limits),
       info_(model_->info()),
-      pool_(model_->layout(), limits.state_budget_bytes) {
+      pool_(model_->layout(), limits.state_budget_bytes, model_->memory()) {
   info_.max_context = limits.max_context;
   info_.max_rows = limits.max_rows;
   info_.max_streams = limits.max_streams;
@@ -58,6 +44,7 @@ Session::Stream& Session::stream(StreamId id) {
 }
 
 Session::Stream& Session::usable(StreamId id) {
+  settle();
   Stream& found = stream(id);
   if (found.broken) {
     throw InputError("stream " + number(id) + ": a step failed half-way, its state is lost",
@@ -175,8 +162,8 @@ void Session::prepare(const Step& step, StepPlan& plan) {
     }
     if (!kept[s].empty()) {
       StatePool::Block before = pool_.recurrent("checkpoint");
-      std::memcpy(before.get(), plan.stream[s]->recurrent(),
-                  static_cast<size_t>(pool_.layout().recurrent_floats()) * 4);
+      pool_.memory().copy(before.get(), plan.stream[s]->recurrent(),
+                          static_cast<size_t>(pool_.layout().recurrent_floats()) * 4);
       kept[s][0] = std::move(before);
     }
     plan.stream[s]->reserve(segment.rows);
@@ -188,31 +175,87 @@ void Session::prepare(const Step& step, StepPlan& plan) {
   }
 }
 
-// Weights or activations that are not finite give no tokens, but an error that says where.
-void Session::check_logits(const Step& step, const StepPlan& plan) const {
-  for (size_t i = 0; i < plan.logits_row.size(); ++i) {
-    if (all_finite(logits_ + static_cast<int64_t>(i) * info_.vocab, info_.vocab)) continue;
-    const int32_t row = plan.logits_row[i];
-    size_t s = 0;
-    while (s + 1 < plan.segment.size() && plan.segment[s + 1].first_row <= row) ++s;
-    const int64_t position = plan.segment[s].position + row - plan.segment[s].first_row;
-    throw FuelError("stream " + number(step.rows[static_cast<size_t>(row)].stream) +
-                        ": the logits after token " + number(position) +
-                        " are not finite: the weights hold NaN or infinity, or overflow",
-                    "check the fuel's files against their publisher's checksums");
+// A backend that rounds prompts for tensor cores gets decode rows in a pass of their own, so that what shares a step
+// with them never changes their bits. A stream with any prompt row counts as a prompt.
+std::vector<StepPlan> Session::passes(const Step& step, StepPlan plan) {
+  std::vector<StepPlan> all;
+  if (!model_->rounds_prefill()) {
+    all.push_back(std::move(plan));
+    return all;
   }
+  StepPlan decode, prompt;
+  for (size_t s = 0; s < plan.segment.size(); ++s) {
+    const Segment& segment = plan.segment[s];
+    const auto first = step.rows.begin() + segment.first_row;
+    const bool is_prompt = std::any_of(first, first + segment.rows,
+                                       [](const Row& row) { return row.kind == RowKind::kPrefill; });
+    StepPlan& to = is_prompt ? prompt : decode;
+    to.segment.push_back({to.rows(), segment.rows, segment.position});
+    to.stream.push_back(plan.stream[s]);
+    for (int32_t i = segment.first_row; i < segment.first_row + segment.rows; ++i) {
+      const size_t row = static_cast<size_t>(i);
+      if (step.rows[row].wants_logits) to.logits_row.push_back(to.rows());
+      to.token.push_back(plan.token[row]);
+      to.embedding.push_back(plan.embedding[row]);
+      to.any_embedding |= plan.embedding[row] != nullptr;
+      to.checkpoint.push_back(plan.checkpoint[row]);
+      to.any_checkpoint |= plan.checkpoint[row] != nullptr;
+    }
+  }
+  decode.tensor_cores = decode.rows() > kDecodeRows;
+  prompt.tensor_cores = true;
+  prompt.first_logit = static_cast<int32_t>(decode.logits_row.size());
+  // Where the logits of each row went: decode rows come first.
+  int32_t next[2] = {0, prompt.first_logit};
+  for (Wanted& wanted : wanted_) {
+    const bool is_prompt = std::find(prompt.stream.begin(), prompt.stream.end(),
+                                     stream(wanted.stream).state.get()) != prompt.stream.end();
+    wanted.at = next[is_prompt]++;
+  }
+  for (StepPlan* part : {&decode, &prompt}) {
+    if (part->rows() > 0) all.push_back(std::move(*part));
+  }
+  return all;
+}
+
+// Weights or activations that are not finite give no tokens, but an error that says where.
+void Session::settle() {
+  if (settled_) return;
+  settled_ = true;
+  const int32_t rows = static_cast<int32_t>(wanted_.size());
+  const int32_t bad = model_->first_bad_logits(rows);
+  if (bad < 0) return;
+  const auto found =
+      std::find_if(wanted_.begin(), wanted_.end(), [&](const Wanted& w) { return w.at == bad; });
+  const Wanted where = *found;
+  for (const Wanted& wanted : wanted_) {
+    if (streams_[static_cast<size_t>(wanted.stream)]) stream(wanted.stream).broken = true;
+  }
+  wanted_.clear();
+  throw FuelError("stream " + number(where.stream) + ": the logits after token " + number(where.position) +
+                      " are not finite: the weights hold NaN or infinity, or overflow",
+                  "check the fuel's files against their publisher's checksums");
 }
 
 StepResult Session::step(const Step& step) {
+  settle();
   StepPlan plan = check(step);
   prepare(step, plan);
-  logits_ = nullptr;
-  logits_rows_ = 0;
+  const StepResult result{plan.logits_row};
+  wanted_.clear();
+  for (const int32_t row : plan.logits_row) {
+    size_t s = 0;
+    while (s + 1 < plan.segment.size() && plan.segment[s + 1].first_row <= row) ++s;
+    wanted_.push_back({static_cast<int32_t>(wanted_.size()), step.rows[static_cast<size_t>(row)].stream,
+                       plan.segment[s].position + row - plan.segment[s].first_row});
+  }
   try {
-    logits_ = model_->forward(plan);
-    check_logits(step, plan);
+    for (const StepPlan& pass : passes(step, plan)) model_->forward(pass);
+    settled_ = wanted_.empty();
+    if (pool_.memory().host()) settle();
   } catch (...) {
-    logits_ = nullptr;
+    wanted_.clear();
+    settled_ = true;
     for (const Segment& segment : plan.segment)
       stream(step.rows[static_cast<size_t>(segment.first_row)].stream).broken = true;
     throw;
@@ -223,10 +266,37 @@ StepResult Session::step(const Step& step) {
       plan.stream[s]->push(row.token, row.embedding, info_.hidden);
     }
   }
-  ++model_->stats().steps;
-  model_->stats().rows += plan.rows();
-  logits_rows_ = static_cast<int32_t>(plan.logits_row.size());
-  return {logits_, plan.logits_row};
+  ++steps_;
+  rows_ += plan.rows();
+  return result;
+}
+
+const float* Session::logits() {
+  settle();
+  if (wanted_.empty()) return nullptr;
+  const int32_t rows = static_cast<int32_t>(wanted_.size());
+  const float* from = model_->logits(rows);
+  bool in_order = true;
+  for (int32_t i = 0; i < rows; ++i) in_order &= wanted_[static_cast<size_t>(i)].at == i;
+  if (in_order) return from;
+  const size_t vocab = static_cast<size_t>(info_.vocab);
+  ordered_.resize(static_cast<size_t>(rows) * vocab);
+  for (size_t i = 0; i < wanted_.size(); ++i) {
+    std::memcpy(ordered_.data() + i * vocab, from + static_cast<size_t>(wanted_[i].at) * vocab, vocab * 4);
+  }
+  return ordered_.data();
+}
+
+EngineStats Session::stats() {
+  EngineStats stats = model_->stats();
+  stats.steps = steps_;
+  stats.rows = rows_;
+  return stats;
+}
+
+std::vector<StageTime> Session::profile() {
+  settle();
+  return model_->timer().stages();
 }
 
 void Session::commit(StreamId id, int32_t rows) {
@@ -281,7 +351,7 @@ std::vector<std::string> Session::snapshots() const {
 }
 
 void Session::save_snapshot(const std::string& name, const std::string& file) {
-  write_snapshot(named(name), model_->layout(), model_->fingerprint(), file);
+  write_snapshot(named(name), pool_, model_->fingerprint(), file);
 }
 
 void Session::load_snapshot(const std::string& name, const std::string& file) {
@@ -338,13 +408,16 @@ void Session::replay(StreamId id, const StreamState& past, int64_t position) {
 }
 
 int32_t Session::sample(int32_t row, const SamplingParams& sampling, uint64_t counter) {
-  if (!logits_ || logits_rows_ == 0) throw InputError("sample: the last step left no logits");
-  if (row < 0) row += logits_rows_;
-  if (row < 0 || row >= logits_rows_) {
-    throw InputError("sample: the last step left logits of " + number(logits_rows_) + " rows, row " +
-                     number(row) + " is none");
+  const int32_t rows = static_cast<int32_t>(wanted_.size());
+  if (rows == 0) throw InputError("sample: the last step left no logits");
+  if (row < 0) row += rows;
+  if (row < 0 || row >= rows) {
+    throw InputError("sample: the last step left logits of " + number(rows) + " rows, row " + number(row) +
+                     " is none");
   }
-  return model_->sample(logits_ + static_cast<int64_t>(row) * info_.vocab, sampling, counter);
+  const int32_t token = model_->sample(wanted_[static_cast<size_t>(row)].at, sampling, counter);
+  settle();
+  return token;
 }
 
 std::vector<float> Session::state(StreamId id, const std::string& name) const {
@@ -352,8 +425,11 @@ std::vector<float> Session::state(StreamId id, const std::string& name) const {
   const StateLayout& layout = model_->layout();
   std::string known;
   for (const RecurrentPart& part : layout.recurrent()) {
-    const float* from = state.recurrent() + part.offset;
-    if (part.name == name) return std::vector<float>(from, from + part.floats);
+    if (part.name == name) {
+      std::vector<float> values(static_cast<size_t>(part.floats));
+      pool_.memory().read(values.data(), state.recurrent() + part.offset, values.size() * 4);
+      return values;
+    }
     known += (known.empty() ? "" : ", ") + part.name;
   }
   for (size_t i = 0; i < layout.paged().size(); ++i) {
@@ -362,10 +438,17 @@ std::vector<float> Session::state(StreamId id, const std::string& name) const {
       known += ", " + part.name;
       continue;
     }
-    std::vector<float> all;
-    const PagedRows rows = state.rows(static_cast<int>(i));
-    for (int64_t r = 0; r < state.position() / part.tokens_per_row; ++r) {
-      all.insert(all.end(), rows.row(r), rows.row(r) + part.width);
+    std::vector<char> bytes;
+    for (const auto& [from, size] : state.runs(static_cast<int>(i), state.position() / part.tokens_per_row)) {
+      bytes.resize(bytes.size() + size);
+      pool_.memory().read(bytes.data() + bytes.size() - size, from, size);
+    }
+    std::vector<float> all(bytes.size() / (part.bf16 ? 2 : 4));
+    if (!part.bf16) std::memcpy(all.data(), bytes.data(), bytes.size());
+    for (size_t j = 0; part.bf16 && j < all.size(); ++j) {
+      uint16_t bits;
+      std::memcpy(&bits, bytes.data() + 2 * j, 2);
+      all[j] = bf16_to_f32(bits);
     }
     return all;
   }

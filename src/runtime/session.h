@@ -28,6 +28,7 @@ class Session : public Engine {
   int64_t position(StreamId stream) const override;
   StreamId fork(StreamId stream) override;
   StepResult step(const Step& step) override;
+  const float* logits() override;
   void commit(StreamId stream, int32_t rows) override;
   void snapshot(StreamId stream, const std::string& name) override;
   StreamId restore(const std::string& name) override;
@@ -38,9 +39,9 @@ class Session : public Engine {
   void truncate(StreamId stream, int64_t position) override;
   int32_t sample(int32_t logits_row, const SamplingParams& sampling, uint64_t counter) override;
   std::vector<float> state(StreamId stream, const std::string& name) const override;
-  const EngineStats& stats() const override { return model_->stats(); }
-  void set_profile(bool on) override { model_->timer().set(on); }
-  std::vector<StageTime> profile() const override { return model_->timer().stages(); }
+  EngineStats stats() override;
+  void set_profile(bool on) override { model_->set_profile(on); }
+  std::vector<StageTime> profile() override;
   void set_diagnostics(bool on) override { model_->set_diagnostics(on); }
   std::vector<LayerDiagnostics> diagnostics() const override { return model_->diagnostics(); }
   void set_record(bool on) override { model_->set_record(on); }
@@ -63,7 +64,8 @@ class Session : public Engine {
   StepPlan check(const Step& step) const;
   void check_row(const Row& row, size_t index, int64_t expected) const;
   void prepare(const Step& step, StepPlan& plan);
-  void check_logits(const Step& step, const StepPlan& plan) const;
+  std::vector<StepPlan> passes(const Step& step, StepPlan plan);
+  void settle();
   void replay(StreamId id, const StreamState& past, int64_t position);
 
   std::unique_ptr<Model> model_;
@@ -72,8 +74,18 @@ class Session : public Engine {
   StatePool pool_;
   std::vector<std::optional<Stream>> streams_;
   std::map<std::string, std::unique_ptr<StreamState>> snapshots_;
-  const float* logits_ = nullptr;
-  int32_t logits_rows_ = 0;
+
+  // The last step's logits: where each row that wanted them lies in the model's, of which stream and after which
+  // token; whether they were looked at; a copy in row order where the model's order differs.
+  struct Wanted {
+    int32_t at;
+    StreamId stream;
+    int64_t position;
+  };
+  std::vector<Wanted> wanted_;
+  bool settled_ = true;
+  std::vector<float> ordered_;
+  int64_t steps_ = 0, rows_ = 0;
 };
 
 }  // namespace rocket

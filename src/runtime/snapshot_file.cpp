@@ -20,6 +20,7 @@ struct Piece {
   std::vector<int64_t> shape;
   std::vector<std::pair<const void*, size_t>> runs;  // bytes in order
   size_t bytes = 0;
+  bool state = false;  // lies in the memory space of the state, else on the host
 
   void add(const void* data, size_t size) {
     runs.emplace_back(data, size);
@@ -42,11 +43,11 @@ std::string fingerprint_name(uint64_t fingerprint) {
 std::vector<Piece> pieces(const StreamState& state, const StateLayout& layout, uint64_t fingerprint,
                           std::vector<int64_t>& embedded_at) {
   std::vector<Piece> all;
-  all.push_back({fingerprint_name(fingerprint), "U8", {0}, {}, 0});
-  Piece tokens{"tokens", "I32", {state.position()}, {}, 0};
+  all.push_back({fingerprint_name(fingerprint), "U8", {0}, {}, 0, false});
+  Piece tokens{"tokens", "I32", {state.position()}, {}, 0, false};
   tokens.add(state.tokens().data(), state.tokens().size() * 4);
   all.push_back(tokens);
-  Piece at{"embedded_at", "I64", {}, {}, 0}, embeddings{"embeddings", "F32", {}, {}, 0};
+  Piece at{"embedded_at", "I64", {}, {}, 0, false}, embeddings{"embeddings", "F32", {}, {}, 0, false};
   int64_t hidden = 0;
   for (const auto& [position, embedding] : state.embeddings()) {
     embedded_at.push_back(position);
@@ -59,16 +60,15 @@ std::vector<Piece> pieces(const StreamState& state, const StateLayout& layout, u
   all.push_back(at);
   all.push_back(embeddings);
   for (const RecurrentPart& part : layout.recurrent()) {
-    Piece piece{part.name, "F32", part.shape, {}, 0};
+    Piece piece{part.name, "F32", part.shape, {}, 0, true};
     piece.add(state.recurrent() + part.offset, static_cast<size_t>(part.floats) * 4);
     all.push_back(piece);
   }
   for (size_t i = 0; i < layout.paged().size(); ++i) {
     const PagedPart& part = layout.paged()[i];
-    const PagedRows rows = state.rows(static_cast<int>(i));
     const int64_t count = state.position() / part.tokens_per_row;
-    Piece piece{part.name, "F32", {count, part.width}, {}, 0};
-    for (int64_t r = 0; r < count; ++r) piece.add(rows.row(r), static_cast<size_t>(part.width) * 4);
+    Piece piece{part.name, part.bf16 ? "BF16" : "F32", {count, part.width}, {}, 0, true};
+    for (const auto& [from, bytes] : state.runs(static_cast<int>(i), count)) piece.add(from, bytes);
     all.push_back(piece);
   }
   return all;
@@ -157,17 +157,27 @@ const TensorInfo* find(const SafetensorsFile& file, const std::string& name) {
 
 }  // namespace
 
-void write_snapshot(const StreamState& state, const StateLayout& layout, uint64_t fingerprint,
+void write_snapshot(const StreamState& state, const StatePool& pool, uint64_t fingerprint,
                     const std::string& file) {
   std::vector<int64_t> embedded_at;
-  const std::vector<Piece> all = pieces(state, layout, fingerprint, embedded_at);
+  const std::vector<Piece> all = pieces(state, pool.layout(), fingerprint, embedded_at);
   const std::string text = header(all);
   const uint64_t length = text.size();
+  MemorySpace& memory = pool.memory();
   NewFile out(file);
   out.write(&length, sizeof length);
   out.write(text.data(), text.size());
+  std::vector<char> staging;
   for (const Piece& piece : all) {
-    for (const auto& [data, bytes] : piece.runs) out.write(data, bytes);
+    for (const auto& [data, bytes] : piece.runs) {
+      if (!piece.state) {
+        out.write(data, bytes);
+        continue;
+      }
+      staging.resize(bytes);
+      memory.read(staging.data(), data, bytes);
+      out.write(staging.data(), bytes);
+    }
   }
   out.finish();
 }
@@ -219,15 +229,17 @@ std::unique_ptr<StreamState> read_snapshot(StatePool& pool, uint64_t fingerprint
   const StateLayout& layout = pool.layout();
   for (const RecurrentPart& info : layout.recurrent()) {
     const TensorInfo& tensor = part(file, info.name, DType::kF32, info.shape);
-    std::memcpy(state->recurrent() + info.offset, file.data(tensor), static_cast<size_t>(info.floats) * 4);
+    pool.memory().write(state->recurrent() + info.offset, file.data(tensor),
+                        static_cast<size_t>(info.floats) * 4);
   }
   for (size_t i = 0; i < layout.paged().size(); ++i) {
     const PagedPart& info = layout.paged()[i];
     const int64_t rows = count / info.tokens_per_row;
-    const TensorInfo& tensor = part(file, info.name, DType::kF32, {rows, info.width});
-    const PagedRows to = state->rows(static_cast<int>(i));
-    for (int64_t r = 0; r < rows; ++r) {
-      std::memcpy(to.row(r), file.data(tensor) + r * info.width * 4, static_cast<size_t>(info.width) * 4);
+    const DType dtype = info.bf16 ? DType::kBF16 : DType::kF32;
+    const uint8_t* from = file.data(part(file, info.name, dtype, {rows, info.width}));
+    for (const auto& [to, bytes] : state->runs(static_cast<int>(i), rows)) {
+      pool.memory().write(to, from, bytes);
+      from += bytes;
     }
   }
   return state;

@@ -11,7 +11,7 @@
 namespace rocket {
 
 // Writes to a temporary name beside `file`, then renames. Throws DeviceError if it cannot be written.
-void write_snapshot(const StreamState& state, const StateLayout& layout, uint64_t fingerprint,
+void write_snapshot(const StreamState& state, const StatePool& pool, uint64_t fingerprint,
                     const std::string& file);
 
 // Throws FuelError: not a snapshot, of another fuel, of other shapes; PlanError if it does not fit. `hidden`:

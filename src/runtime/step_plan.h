@@ -1,5 +1,4 @@
-// A checked step as the forward pass takes it: arrays by row, segments by stream, pointers into the streams'
-// state.
+// A checked step: what the session decides about it, and what the forward pass sees of it.
 #pragma once
 
 #include <cstdint>
@@ -7,31 +6,47 @@
 
 #include "ops/pages.h"
 #include "ops/rows.h"
+#include "state/layout.h"
 #include "state/stream.h"
 
 namespace rocket {
 
+// The session's side. One segment for each stream, rows in order.
 struct StepPlan {
   std::vector<int32_t> token;           // [rows]
-  std::vector<const float*> embedding;  // [rows], null where a token is fed
+  std::vector<const float*> embedding;  // [rows], on the host, null where a token is fed
   bool any_embedding = false;
   std::vector<Segment> segment;      // one a stream
   std::vector<StreamState*> stream;  // [segments]
   std::vector<float*> checkpoint;    // [rows] recurrent blocks to fill, or null
   bool any_checkpoint = false;
   std::vector<int32_t> logits_row;  // rows that want logits, ascending
+  int32_t first_logit = 0;          // where in the step's logits the first of them goes
+  bool tensor_cores = false;        // rows may be rounded to BF16
 
   int32_t rows() const { return static_cast<int32_t>(token.size()); }
   int32_t segments() const { return static_cast<int32_t>(segment.size()); }
+};
 
-  // Pointers for one layer, valid until the next call of the same function.
-  float* const* state(int64_t offset) const;        // [segments] into the recurrent blocks
-  float* const* checkpoints(int64_t offset) const;  // [rows], or null if no row asked for one
-  const PagedRows* paged(int part) const;           // [segments]
+// The forward pass's side: arrays in the memory space of the backend.
+struct StepView {
+  int32_t rows = 0;
+  int32_t segments = 0;  // entries of `segment`; on a device some at its end may be empty
+  int32_t logits_rows = 0;
+  int32_t first_logit = 0;
+  const int32_t* token = nullptr;           // [rows]
+  const float* const* embedding = nullptr;  // [rows], or null if only tokens are fed
+  const Segment* segment = nullptr;         // [segments]
+  float* const* state = nullptr;            // [segments] recurrent blocks
+  float* const* checkpoint = nullptr;       // [rows] recurrent blocks to fill, each may be null; or null
+  float* const* const* pages = nullptr;     // [segments] page tables
+  const int32_t* logits_row = nullptr;      // [logits_rows]
 
- private:
-  mutable std::vector<float*> state_, checkpoints_;
-  mutable std::vector<PagedRows> paged_;
+  BlockParts state_part(const RecurrentPart& part) const { return {state, part.offset}; }
+  BlockParts checkpoint_part(const RecurrentPart& part) const { return {checkpoint, part.offset}; }
+  PagedParts paged_part(const PagedPart& part) const {
+    return {pages, part.offset, part.page_rows, part.width, part.bf16};
+  }
 };
 
 }  // namespace rocket

@@ -19,8 +19,8 @@ int StateLayout::add_recurrent(const std::string& name, const std::vector<int64_
   return static_cast<int>(recurrent_.size()) - 1;
 }
 
-int StateLayout::add_paged(const std::string& name, int32_t tokens_per_row, int32_t width) {
-  paged_.push_back({name, tokens_per_row, width, 0, 0});
+int StateLayout::add_paged(const std::string& name, int32_t tokens_per_row, int32_t width, bool bf16) {
+  paged_.push_back({name, tokens_per_row, width, bf16, 0, 0});
   return static_cast<int>(paged_.size()) - 1;
 }
 
@@ -32,13 +32,13 @@ void StateLayout::finish() {
   for (PagedPart& part : paged_) {
     part.page_rows = page_tokens_ / part.tokens_per_row;
     part.offset = page_floats_;
-    page_floats_ += padded(static_cast<int64_t>(part.page_rows) * part.width);
+    page_floats_ += padded((part.page_rows * part.row_bytes() + 3) / 4);
   }
 }
 
 double StateLayout::token_bytes() const {
   double bytes = 0;
-  for (const PagedPart& part : paged_) bytes += 4.0 * part.width / part.tokens_per_row;
+  for (const PagedPart& part : paged_) bytes += static_cast<double>(part.row_bytes()) / part.tokens_per_row;
   return bytes;
 }
 

@@ -23,9 +23,12 @@ struct RecurrentPart {
 struct PagedPart {
   std::string name;            // "latent/3"
   int32_t tokens_per_row = 1;  // pooled keys: one row for `pool` tokens
-  int32_t width = 0;           // floats a row
+  int32_t width = 0;           // elements a row
+  bool bf16 = false;           // stored as bfloat16, else as float32
   int64_t offset = 0;          // floats from the start of a page
   int32_t page_rows = 0;       // rows of this part in a page
+
+  int64_t row_bytes() const { return int64_t{width} * (bf16 ? 2 : 4); }
 };
 
 class StateLayout {
@@ -34,7 +37,7 @@ class StateLayout {
   explicit StateLayout(int32_t page_tokens = 64) : page_tokens_(page_tokens) {}
 
   int add_recurrent(const std::string& name, const std::vector<int64_t>& shape);  // index of the part
-  int add_paged(const std::string& name, int32_t tokens_per_row, int32_t width);
+  int add_paged(const std::string& name, int32_t tokens_per_row, int32_t width, bool bf16 = false);
   void finish();  // fixes offsets
 
   const std::vector<RecurrentPart>& recurrent() const { return recurrent_; }
@@ -46,7 +49,10 @@ class StateLayout {
   int64_t stream_bytes() const { return recurrent_floats_ * 4; }
   double token_bytes() const;  // paged bytes a token
   int64_t pages(int64_t tokens) const { return (tokens + page_tokens_ - 1) / page_tokens_; }
-  int64_t bytes(int64_t tokens) const { return stream_bytes() + pages(tokens) * page_floats_ * 4; }
+  // Blocks, pages and page table (which doubles as it grows) of a stream of so many tokens.
+  int64_t bytes(int64_t tokens) const {
+    return stream_bytes() + pages(tokens) * (page_floats_ * 4 + 24) + 1024;
+  }
 
  private:
   std::vector<RecurrentPart> recurrent_;

@@ -1,9 +1,7 @@
 #include "state/stream.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <new>
+#include <cstdint>
 #include <string>
 
 #include "base/error.h"
@@ -18,13 +16,11 @@ StatePool::Block StatePool::take(int64_t floats, const char* what) {
                         format_bytes(used_ + bytes) + ", the plan allows " + format_bytes(budget_),
                     "close streams or drop snapshots, or lower --max-context");
   }
-  void* memory = std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64));
-  if (!memory) throw PlanError(std::string(what) + ": the system refused " + format_bytes(bytes));
-  std::memset(memory, 0, static_cast<size_t>(bytes));
+  void* memory = memory_.allocate(static_cast<size_t>(bytes), what);
   used_ += bytes;
   return Block(static_cast<float*>(memory), [this, bytes](float* p) {
     used_ -= bytes;
-    std::free(p);
+    memory_.release(p);
   });
 }
 
@@ -36,31 +32,50 @@ StatePool::Block StatePool::page() {
   return take(layout_.page_floats(), "page");
 }
 
-StreamState::StreamState(StatePool& pool)
-    : pool_(pool), recurrent_(pool.recurrent("stream")), part_pages_(pool.layout().paged().size()) {}
+StatePool::Block StatePool::table(int64_t pages) {
+  return take((pages * static_cast<int64_t>(sizeof(float*)) + 3) / 4, "page table");
+}
+
+StreamState::StreamState(StatePool& pool) : pool_(pool), recurrent_(pool.recurrent("stream")) {}
 
 StreamState::StreamState(const StreamState& other)
     : pool_(other.pool_),
       recurrent_(other.pool_.recurrent("copy of a stream")),
       pages_(other.pages_),
-      part_pages_(other.part_pages_),
       tokens_(other.tokens_),
       embeddings_(other.embeddings_) {
-  std::memcpy(recurrent_.get(), other.recurrent_.get(),
-              static_cast<size_t>(pool_.layout().recurrent_floats()) * 4);
+  pool_.memory().copy(recurrent_.get(), other.recurrent_.get(),
+                      static_cast<size_t>(pool_.layout().recurrent_floats()) * 4);
+  link_pages();
 }
 
-PagedRows StreamState::rows(int part) const {
+std::vector<std::pair<char*, size_t>> StreamState::runs(int part, int64_t rows) const {
   const PagedPart& info = pool_.layout().paged()[static_cast<size_t>(part)];
-  return {part_pages_[static_cast<size_t>(part)].data(), info.page_rows, info.width};
+  std::vector<std::pair<char*, size_t>> all;
+  for (size_t page = 0; rows > 0; ++page) {
+    const int64_t here = std::min<int64_t>(rows, info.page_rows);
+    all.emplace_back(reinterpret_cast<char*>(pages_[page].get() + info.offset),
+                     static_cast<size_t>(here * info.row_bytes()));
+    rows -= here;
+  }
+  return all;
 }
 
-void StreamState::link_page(size_t index) {
-  for (size_t part = 0; part < part_pages_.size(); ++part) {
-    std::vector<float*>& pages = part_pages_[part];
-    if (pages.size() <= index) pages.resize(index + 1);
-    pages[index] = pages_[index].get() + pool_.layout().paged()[part].offset;
+// Brings the table that ops read up to date.
+void StreamState::link_pages() {
+  const auto count = static_cast<int64_t>(pages_.size());
+  if (count > capacity_) {
+    const int64_t wanted = std::max<int64_t>({count, 2 * capacity_, 64});
+    table_ = pool_.table(wanted);
+    capacity_ = wanted;
+    unlinked_ = 0;
   }
+  if (unlinked_ >= pages_.size()) return;
+  std::vector<float*> address;
+  for (size_t i = unlinked_; i < pages_.size(); ++i) address.push_back(pages_[i].get());
+  pool_.memory().write(reinterpret_cast<float**>(table_.get()) + unlinked_, address.data(),
+                       address.size() * sizeof(float*));
+  unlinked_ = pages_.size();
 }
 
 void StreamState::reserve(int64_t count) {
@@ -72,14 +87,12 @@ void StreamState::reserve(int64_t count) {
        ++i) {
     if (pages_[i].use_count() == 1) continue;
     StatePool::Block copy = pool_.page();
-    std::memcpy(copy.get(), pages_[i].get(), static_cast<size_t>(layout.page_floats()) * 4);
+    pool_.memory().copy(copy.get(), pages_[i].get(), static_cast<size_t>(layout.page_floats()) * 4);
     pages_[i] = std::move(copy);
-    link_page(i);
+    unlinked_ = std::min(unlinked_, i);
   }
-  while (pages_.size() < needed) {
-    pages_.push_back(pool_.page());
-    link_page(pages_.size() - 1);
-  }
+  while (pages_.size() < needed) pages_.push_back(pool_.page());
+  link_pages();
 }
 
 void StreamState::push(int32_t token, const float* embedding, int64_t hidden) {
@@ -94,7 +107,7 @@ void StreamState::cut(int64_t position, StatePool::Block block) {
   const StateLayout& layout = pool_.layout();
   if (layout.page_floats() > 0)
     pages_.resize(std::min(pages_.size(), static_cast<size_t>(layout.pages(position))));
-  for (std::vector<float*>& pages : part_pages_) pages.resize(pages_.size());
+  unlinked_ = std::min(unlinked_, pages_.size());
 }
 
 bool StreamState::starts_with(const StreamState& past) const {

@@ -4,31 +4,37 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "base/memory_space.h"
 #include "ops/pages.h"
 #include "state/layout.h"
 
 namespace rocket {
 
-// Hands out zeroed float blocks and counts them against a budget in bytes. Freed blocks are kept for reuse.
+// Hands out zeroed float blocks of a memory space and counts them against a budget in bytes.
 class StatePool {
  public:
-  StatePool(const StateLayout& layout, int64_t budget_bytes) : layout_(layout), budget_(budget_bytes) {}
+  StatePool(const StateLayout& layout, int64_t budget_bytes, MemorySpace& memory = host_memory())
+      : layout_(layout), budget_(budget_bytes), memory_(memory) {}
 
   using Block = std::shared_ptr<float>;
   Block recurrent(const char* what);  // throws PlanError over budget, with both sides
   Block page();
+  Block table(int64_t pages);  // room for so many pointers to pages
 
   int64_t used_bytes() const { return used_; }
   int64_t budget_bytes() const { return budget_; }
   const StateLayout& layout() const { return layout_; }
+  MemorySpace& memory() const { return memory_; }
 
  private:
   Block take(int64_t floats, const char* what);
 
   StateLayout layout_;
   int64_t budget_;
+  MemorySpace& memory_;
   int64_t used_ = 0;
 };
 
@@ -43,9 +49,13 @@ class StreamState {
   const std::vector<int32_t>& tokens() const { return tokens_; }  // -1 where an embedding was fed
   const std::map<int64_t, std::vector<float>>& embeddings() const { return embeddings_; }  // by position
 
+  // Both in the pool's memory space, which may be a device's.
   float* recurrent() const { return recurrent_.get(); }
-  // The rows of a paged part (index in StateLayout::paged()).
-  PagedRows rows(int part) const;
+  float* const* page_table() const { return reinterpret_cast<float* const*>(table_.get()); }
+
+  // Runs of whole rows of a paged part (index in StateLayout::paged()) that lie together: address in the pool's
+  // memory space and bytes, for the first `rows` rows.
+  std::vector<std::pair<char*, size_t>> runs(int part, int64_t rows) const;
 
   // Makes room for `count` more tokens: allocates pages, and copies those that others share. Throws PlanError
   // and changes nothing that can be seen.
@@ -57,12 +67,14 @@ class StreamState {
   void set_history(std::vector<int32_t> tokens, std::map<int64_t, std::vector<float>> embeddings);
 
  private:
-  void link_page(size_t index);
+  void link_pages();
 
   StatePool& pool_;
   StatePool::Block recurrent_;
   std::vector<StatePool::Block> pages_;
-  std::vector<std::vector<float*>> part_pages_;  // [parts][pages]
+  StatePool::Block table_;  // [capacity_] addresses of the pages, in the pool's memory space
+  int64_t capacity_ = 0;
+  size_t unlinked_ = 0;  // pages from here on are not in the table yet
   std::vector<int32_t> tokens_;
   std::map<int64_t, std::vector<float>> embeddings_;
 };

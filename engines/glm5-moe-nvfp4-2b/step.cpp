@@ -1,0 +1,77 @@
+// A step from the session's side: issuing it, and what is read back of it.
+#include "glm5-moe-nvfp4-2b/forward.h"
+
+namespace rocket::glm5 {
+
+void Glm5::forward(const StepPlan& plan) {
+  const StepView step = backend_->stage(plan);
+  exec_.tensor_cores = plan.tensor_cores;
+  const Backend::Key key{step.rows, step.logits_rows, step.first_logit, step.embedding != nullptr,
+                         plan.tensor_cores};
+  backend_->run(key, [&] { pass(step); });
+  collect_times();
+}
+
+const float* Glm5::logits(int32_t rows) {
+  if (memory().host()) return logits_;
+  host_logits_.resize(static_cast<size_t>(rows) * static_cast<size_t>(config_.vocab_size));
+  memory().read(host_logits_.data(), logits_, host_logits_.size() * sizeof(float));
+  return host_logits_.data();
+}
+
+int32_t Glm5::first_bad_logits(int32_t rows) {
+  const std::vector<int32_t> bad = read(bad_, rows);
+  for (int32_t row = 0; row < rows; ++row) {
+    if (bad[static_cast<size_t>(row)]) return row;
+  }
+  return -1;
+}
+
+int32_t Glm5::sample(int32_t row, const SamplingParams& sampling, uint64_t counter) {
+  {
+    StageTimer::Scope time(timer_, stage_.head);
+    memory().write(sampling_, &sampling, sizeof sampling);
+    memory().write(counter_, &counter, sizeof counter);
+    SampleParams p;
+    p.ld = p.vocab = config_.vocab_size;
+    p.logits = logits_ + row * p.ld;
+    p.rows = 1;
+    p.sampling = sampling_;
+    p.counter = counter_;
+    p.token = token_;
+    ops_.sample(p, exec_);
+  }
+  const int32_t token = read(token_, 1)[0];
+  collect_times();
+  return token;
+}
+
+void Glm5::collect_times() {
+  if (!timer_.on()) return;
+  backend_->wait();
+  timer_.collect();
+}
+
+EngineStats Glm5::stats() {
+  EngineStats all = stats_;
+  if (!usage_) all.expert_hits = read(distinct_, 1)[0];  // every expert is resident
+  return all;
+}
+
+void Glm5::set_profile(bool on) {
+  backend_->wait();
+  timer_.set(on);
+  update_replay();
+}
+
+void Glm5::set_diagnostics(bool on) {
+  diagnose_ = on;
+  update_replay();
+}
+
+void Glm5::set_record(bool on) {
+  recording_ = on;
+  update_replay();
+}
+
+}  // namespace rocket::glm5
