@@ -1,0 +1,48 @@
+// CUDA RMSNorm and LayerNorm against the CPU's.
+#include "gpu_check.h"
+
+namespace {
+
+using namespace rocket;
+
+void compare(check::Gpu& gpu, int32_t rows, int32_t dim, bool layer, int64_t extra) {
+  const std::string what = std::string(layer ? "LayerNorm" : "RMSNorm") + " rows " + std::to_string(rows) +
+                           " dim " + std::to_string(dim) + " ld +" + std::to_string(extra);
+  const int64_t ld = dim + extra;
+  const std::vector<float> x = check::normal(rows * ld), w = check::normal(dim), b = check::normal(dim);
+  check::DeviceArray<float> dx(gpu, x), dw(gpu, w), db(gpu, b), y(gpu, rows * ld);
+  NormParams p;
+  p.ldx = p.ldy = ld;
+  p.rows = rows;
+  p.dim = dim;
+  p.eps = 1e-5f;
+  p.x = dx.data();
+  p.weight = dw.data();
+  p.bias = layer ? db.data() : nullptr;
+  p.y = y.data();
+  gpu.ops.norm(p, gpu.exec);
+  const std::vector<float> found = y.get();
+  y.check(what);
+
+  std::vector<float> expected(static_cast<size_t>(rows * ld), NAN);
+  p.x = x.data();
+  p.weight = w.data();
+  p.bias = layer ? b.data() : nullptr;
+  p.y = expected.data();
+  cpu_ops().norm(p, gpu.cpu.exec);
+  check::close(what, found.data(), expected.data(), rows * ld, 2e-6);  // tens of roundings of 6e-8 each
+}
+
+void all(check::Gpu& gpu) {
+  for (const bool layer : {false, true}) {
+    for (const int32_t rows : {1, 2, 7, 64}) {
+      for (const int32_t dim : {1, 5, 64, 129, 512, 4096}) compare(gpu, rows, dim, layer, dim % 3);
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  return check::run_on_gpu("gpu_norm", all);
+}

@@ -1,0 +1,332 @@
+// A CUDA device as a backend: one stream, device memory, steps recorded as CUDA graphs.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "ops/cuda.cuh"
+#include "ops/table.h"
+#include "runtime/backend.h"
+#include "runtime/device.h"
+
+namespace rocket {
+namespace {
+
+constexpr size_t kStagingBytes = 8 << 20;  // of each pinned buffer for large copies to the device
+constexpr size_t kSmallBytes = 4096;       // results that are read through pinned memory
+constexpr int32_t kGraphRows = 64;         // steps of at most so many rows are recorded
+
+void* pinned(size_t bytes) {
+  void* p = nullptr;
+  cuda_check(cudaMallocHost(&p, bytes), "pinned host memory");
+  return p;
+}
+
+class CudaMemory : public MemorySpace {
+ public:
+  CudaMemory(const CudaContext& context, ThreadPool& pool) : context_(context), pool_(pool) {
+    cudaMemPool_t blocks = nullptr;
+    cuda_check(cudaDeviceGetDefaultMemPool(&blocks, context.device), "memory pool");
+    uint64_t keep = UINT64_MAX;  // freed blocks stay with this program for the next stream or page
+    cuda_check(cudaMemPoolSetAttribute(blocks, cudaMemPoolAttrReleaseThreshold, &keep), "memory pool");
+    small_ = pinned(kSmallBytes);
+    for (Staging& s : staging_) {
+      s.data = static_cast<char*>(pinned(kStagingBytes));
+      cuda_check(cudaEventCreateWithFlags(&s.free, cudaEventDisableTiming), "event");
+    }
+  }
+  ~CudaMemory() override {
+    cudaStreamSynchronize(context_.stream);
+    cudaFreeHost(small_);
+    for (Staging& s : staging_) {
+      cudaFreeHost(s.data);
+      cudaEventDestroy(s.free);
+    }
+  }
+
+  void* allocate(size_t bytes, const char* what) override {
+    void* p = nullptr;
+    const cudaError_t status = cudaMallocAsync(&p, std::max<size_t>(bytes, 256), context_.stream);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      size_t free = 0, total = 0;
+      cudaMemGetInfo(&free, &total);
+      throw PlanError(
+          std::string(what) + ": needs " + format_bytes(static_cast<int64_t>(bytes)) +
+              " of device memory, free are " + format_bytes(static_cast<int64_t>(free)),
+          "another program may have taken what was free at the start: stop it, or lower --max-context");
+    }
+    cuda_check(status, what);
+    cuda_check(cudaMemsetAsync(p, 0, bytes, context_.stream), what);
+    return p;
+  }
+  void release(void* memory) override { cudaFreeAsync(memory, context_.stream); }
+
+  void copy(void* to, const void* from, size_t bytes) override {
+    cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, context_.stream),
+               "copy on the device");
+  }
+  void read(void* host, const void* from, size_t bytes) override {
+    void* through = bytes <= kSmallBytes ? small_ : host;
+    cuda_check(cudaMemcpyAsync(through, from, bytes, cudaMemcpyDeviceToHost, context_.stream),
+               "copy from the device");
+    cuda_check(cudaStreamSynchronize(context_.stream), "a step on the device");
+    if (through != host) std::memcpy(host, through, bytes);
+  }
+  void write(void* to, const void* host, size_t bytes) override {
+    if (bytes <= 65536) {  // the driver keeps a copy of its own until it is done
+      cuda_check(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, context_.stream),
+                 "copy to the device");
+      return;
+    }
+    for (size_t done = 0; done < bytes; done += kStagingBytes) {
+      const size_t here = std::min(kStagingBytes, bytes - done);
+      Staging& s = staging_[next_];
+      next_ = (next_ + 1) % 2;
+      cuda_check(cudaEventSynchronize(s.free), "copy to the device");
+      const char* from = static_cast<const char*>(host) + done;
+      pool_.loop(static_cast<int64_t>(here), 1 << 18, [&](int64_t begin, int64_t end, int) {
+        std::memcpy(s.data + begin, from + begin, static_cast<size_t>(end - begin));
+      });
+      cuda_check(cudaMemcpyAsync(static_cast<char*>(to) + done, s.data, here, cudaMemcpyHostToDevice,
+                                 context_.stream),
+                 "copy to the device");
+      cuda_check(cudaEventRecord(s.free, context_.stream), "copy to the device");
+    }
+  }
+  bool host() const override { return false; }
+
+ private:
+  struct Staging {
+    char* data = nullptr;
+    cudaEvent_t free = nullptr;
+  };
+  const CudaContext& context_;
+  ThreadPool& pool_;
+  void* small_ = nullptr;
+  Staging staging_[2];
+  int next_ = 0;
+};
+
+class CudaClock : public StageClock {
+ public:
+  explicit CudaClock(const CudaContext& context) : context_(context) {}
+  ~CudaClock() override {
+    for (cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+  int mark() override {
+    if (used_ == events_.size()) cuda_check(cudaEventCreate(&events_.emplace_back()), "event");
+    cuda_check(cudaEventRecord(events_[used_], context_.stream), "event");
+    return static_cast<int>(used_++);
+  }
+  double ms(int begin, int end) const override {
+    float ms = 0;
+    cuda_check(
+        cudaEventElapsedTime(&ms, events_[static_cast<size_t>(begin)], events_[static_cast<size_t>(end)]),
+        "event");
+    return ms;
+  }
+  void clear() override { used_ = 0; }
+
+ private:
+  const CudaContext& context_;
+  std::vector<cudaEvent_t> events_;
+  size_t used_ = 0;
+};
+
+// The arrays of a step of so many rows, one after the other in a block.
+struct StepBlock {
+  explicit StepBlock(char* base, int64_t rows) {
+    const auto place = [&](auto*& array) {
+      array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(base + bytes);
+      bytes += static_cast<size_t>(rows) * sizeof(*array);
+    };
+    place(segment);
+    place(embedding);
+    place(state);
+    place(checkpoint);
+    place(pages);
+    place(token);
+    place(logits_row);
+  }
+  Segment* segment = nullptr;
+  const float** embedding = nullptr;
+  float** state = nullptr;
+  float** checkpoint = nullptr;
+  float* const** pages = nullptr;
+  int32_t* token = nullptr;
+  int32_t* logits_row = nullptr;
+  size_t bytes = 0;
+};
+
+class CudaBackend : public Backend {
+ public:
+  CudaBackend(int threads, const CudaLimits& limits)
+      : pool_(threads), limits_(limits), context_(open_device()), memory_(context_, pool_), clock_(context_) {
+    const size_t bytes = StepBlock(nullptr, limits.max_rows).bytes;
+    device_block_ = static_cast<char*>(memory_.allocate(bytes, "arrays of a step"));
+    for (HostBlock& block : host_block_) {
+      block.data = static_cast<char*>(pinned(bytes));
+      cuda_check(cudaEventCreateWithFlags(&block.free, cudaEventDisableTiming), "event");
+    }
+  }
+  ~CudaBackend() override {
+    cudaStreamSynchronize(context_.stream);
+    for (auto& [key, graph] : graphs_) {
+      if (graph) cudaGraphExecDestroy(graph);
+    }
+    for (HostBlock& block : host_block_) {
+      cudaFreeHost(block.data);
+      cudaEventDestroy(block.free);
+    }
+    if (embeddings_) memory_.release(embeddings_);
+    memory_.release(device_block_);
+  }
+
+  const char* name() const override { return "cuda"; }
+  std::string device() const override { return name_; }
+  MemorySpace& memory() override { return memory_; }
+  bool rounds() const override { return true; }
+  const OpTable& ops() const override { return cuda_ops(); }
+  const OpTable& measuring_ops() const override { return cuda_ops(); }
+  StageClock& clock() override { return clock_; }
+  Exec exec() override {
+    Exec exec;
+    exec.pool = &pool_;
+    exec.cuda = &context_;
+    return exec;
+  }
+
+  MemoryAvailable available() override {
+    if (integrated_) return memory_available();  // shared with the CPU, the page cache counts as free
+    size_t free = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free, &total), "free memory");
+    return {static_cast<int64_t>(free), "free memory of " + name_};
+  }
+
+  StepView stage(const StepPlan& plan) override {
+    const int32_t rows = plan.rows();
+    HostBlock& to = host_block_[next_];
+    next_ = (next_ + 1) % 2;
+    cuda_check(cudaEventSynchronize(to.free), "arrays of a step");
+    const StepBlock host(to.data, rows), device(device_block_, rows);
+    for (int32_t i = 0; i < rows; ++i) {
+      const bool used = i < plan.segments();
+      const size_t s = static_cast<size_t>(i);
+      host.segment[i] = used ? plan.segment[s] : Segment{rows, 0, 0};
+      host.state[i] = used ? plan.stream[s]->recurrent() : nullptr;
+      host.pages[i] = used ? plan.stream[s]->page_table() : nullptr;
+      host.checkpoint[i] = plan.checkpoint[s];
+      host.token[i] = plan.token[s];
+      host.embedding[i] = plan.any_embedding ? stage_embedding(i, plan.embedding[s]) : nullptr;
+      host.logits_row[i] = s < plan.logits_row.size() ? plan.logits_row[s] : 0;
+    }
+    cuda_check(cudaMemcpyAsync(device_block_, to.data, host.bytes, cudaMemcpyHostToDevice, context_.stream),
+               "arrays of a step");
+    cuda_check(cudaEventRecord(to.free, context_.stream), "arrays of a step");
+    StepView view;
+    view.rows = view.segments = rows;
+    view.logits_rows = static_cast<int32_t>(plan.logits_row.size());
+    view.first_logit = plan.first_logit;
+    view.token = device.token;
+    view.embedding = plan.any_embedding ? device.embedding : nullptr;
+    view.segment = device.segment;
+    view.state = device.state;
+    view.checkpoint = device.checkpoint;
+    view.pages = device.pages;
+    view.logits_row = device.logits_row;
+    return view;
+  }
+
+  // The first step of a kind is issued call by call (kernels are loaded then), the second one recorded.
+  void run(const Key& key, const std::function<void()>& forward) override {
+    const auto found = graphs_.find(key);
+    if (!replay_ || context_.sync_each || key.rows > kGraphRows || found == graphs_.end()) {
+      forward();
+      if (replay_) graphs_.try_emplace(key, nullptr);
+      return;
+    }
+    if (!found->second) found->second = record(forward);
+    cuda_check(cudaGraphLaunch(found->second, context_.stream), "a step as a graph");
+  }
+  void set_replay(bool on) override { replay_ = on; }
+  void wait() override { cuda_check(cudaStreamSynchronize(context_.stream), "a step on the device"); }
+
+ private:
+  CudaContext open_device() {
+    std::string why;
+    const std::vector<CudaDevice> devices = cuda_devices(&why);
+    if (devices.empty()) throw DeviceError("backend cuda: " + why, "use --backend cpu, or auto");
+    CudaContext context;
+    cudaDeviceProp properties{};
+    cuda_check(cudaSetDevice(context.device), "device");
+    cuda_check(cudaGetDeviceProperties(&properties, context.device), "device");
+    name_ = properties.name;
+    integrated_ = properties.integrated != 0;
+    context.sm_count = properties.multiProcessorCount;
+    context.arch = properties.major * 10 + properties.minor;
+    context.l2_bytes = properties.l2CacheSize;
+    const char* sync = std::getenv("ROCKET_CUDA_SYNC");
+    context.sync_each = sync && *sync && std::strcmp(sync, "0") != 0;
+    cuda_check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
+    return context;
+  }
+
+  const float* stage_embedding(int32_t row, const float* values) {
+    if (!values) return nullptr;
+    const size_t width = static_cast<size_t>(limits_.hidden);
+    if (!embeddings_) {
+      embeddings_ = static_cast<float*>(memory_.allocate(
+          static_cast<size_t>(limits_.max_rows) * width * sizeof(float), "embeddings of a step"));
+    }
+    float* to = embeddings_ + static_cast<size_t>(row) * width;
+    memory_.write(to, values, width * sizeof(float));
+    return to;
+  }
+
+  cudaGraphExec_t record(const std::function<void()>& forward) {
+    cudaGraph_t graph = nullptr;
+    cuda_check(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal), "recording a step");
+    try {
+      forward();
+    } catch (...) {
+      cudaStreamEndCapture(context_.stream, &graph);
+      if (graph) cudaGraphDestroy(graph);
+      throw;
+    }
+    cuda_check(cudaStreamEndCapture(context_.stream, &graph), "recording a step");
+    cudaGraphExec_t recorded = nullptr;
+    const cudaError_t status = cudaGraphInstantiate(&recorded, graph, 0);
+    cudaGraphDestroy(graph);
+    cuda_check(status, "recording a step");
+    return recorded;
+  }
+
+  struct HostBlock {
+    char* data = nullptr;
+    cudaEvent_t free = nullptr;
+  };
+
+  ThreadPool pool_;
+  CudaLimits limits_;
+  std::string name_;
+  bool integrated_ = false;
+  CudaContext context_;
+  CudaMemory memory_;
+  CudaClock clock_;
+  char* device_block_ = nullptr;
+  HostBlock host_block_[2];
+  int next_ = 0;
+  float* embeddings_ = nullptr;
+  bool replay_ = true;
+  std::map<Key, cudaGraphExec_t> graphs_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(int threads, const CudaLimits& limits) {
+  return std::make_unique<CudaBackend>(threads, limits);
+}
+
+}  // namespace rocket
