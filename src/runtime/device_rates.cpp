@@ -9,6 +9,10 @@ std::optional<DeviceRates> device_rates(double, std::string* why) {
   cuda_devices(why);
   return std::nullopt;
 }
+
+double device_read_gb_s(double) {
+  return 0;
+}
 #endif
 
 }  // namespace rocket

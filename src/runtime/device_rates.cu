@@ -73,25 +73,29 @@ void finish() {
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
-void measure_memory(int64_t bytes, int processors, double seconds, DeviceRates& out) {
-  const auto buffer = device_buffer(bytes), sink = device_buffer(4);
-  check(cudaMemset(buffer.get(), 0, static_cast<size_t>(bytes)), "cudaMemset");
-  const int64_t repeats =
-      std::max<int64_t>(1, (int64_t{16} << 30) / bytes);  // a pass far outlasts its launch
-  out.read_gb_s = rate(bytes * repeats, seconds, [&] {
+int64_t repeats_of(int64_t bytes) {  // a pass far outlasts its launch
+  return std::max<int64_t>(1, (int64_t{16} << 30) / bytes);
+}
+
+double measure_read(const void* buffer, int64_t bytes, int processors, double seconds) {
+  const auto sink = device_buffer(4);
+  const int64_t repeats = repeats_of(bytes);
+  return rate(bytes * repeats, seconds, [&] {
     for (int64_t i = 0; i < repeats; ++i) {
       read_kernel<<<static_cast<unsigned>(processors * 4), kThreads>>>(
-          static_cast<const uint4*>(buffer.get()), bytes / 16, 0xdeadbeef,
-          static_cast<uint32_t*>(sink.get()));
+          static_cast<const uint4*>(buffer), bytes / 16, 0xdeadbeef, static_cast<uint32_t*>(sink.get()));
     }
     check(cudaGetLastError(), "read kernel");
     finish();
   });
+}
+
+double measure_copy(void* buffer, int64_t bytes, double seconds) {
+  const int64_t repeats = repeats_of(bytes);
   const size_t half = static_cast<size_t>(bytes / 2);
-  out.copy_gb_s = rate(bytes * repeats, seconds, [&] {
+  return rate(bytes * repeats, seconds, [&] {
     for (int64_t i = 0; i < repeats; ++i) {
-      check(cudaMemcpyAsync(static_cast<char*>(buffer.get()) + half, buffer.get(), half,
-                            cudaMemcpyDeviceToDevice),
+      check(cudaMemcpyAsync(static_cast<char*>(buffer) + half, buffer, half, cudaMemcpyDeviceToDevice),
             "copy");
     }
     finish();
@@ -117,25 +121,46 @@ void measure_link(int64_t bytes, double seconds, DeviceRates& out) {
   out.pageable_to_gb_s = transfer(buffer.get(), pageable.data(), cudaMemcpyHostToDevice);
 }
 
-}  // namespace
-
-std::optional<DeviceRates> device_rates(double seconds, std::string* why) {
-  if (cuda_devices(why).empty()) return std::nullopt;
-  cudaDeviceProp properties{};
+// The device's properties, and how many bytes a buffer to measure with takes.
+int64_t open_device(cudaDeviceProp& properties, DeviceRates& out) {
   check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   check(cudaSetDevice(0), "cudaSetDevice");
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  DeviceRates out;
   out.name = properties.name;
   out.unified = properties.integrated != 0;
   out.total_bytes = static_cast<int64_t>(total);
   out.free_bytes = static_cast<int64_t>(free);
   const int64_t bytes = std::min(kMostBytes, out.free_bytes / 8) / (1 << 20) * (1 << 20);
   if (bytes < (1 << 20)) throw DeviceError("measuring the device: its memory is full", "free device memory");
-  measure_memory(bytes, properties.multiProcessorCount, seconds, out);
+  return bytes;
+}
+
+}  // namespace
+
+std::optional<DeviceRates> device_rates(double seconds, std::string* why) {
+  if (cuda_devices(why).empty()) return std::nullopt;
+  cudaDeviceProp properties{};
+  DeviceRates out;
+  const int64_t bytes = open_device(properties, out);
+  {
+    const auto buffer = device_buffer(bytes);
+    check(cudaMemset(buffer.get(), 0, static_cast<size_t>(bytes)), "cudaMemset");
+    out.read_gb_s = measure_read(buffer.get(), bytes, properties.multiProcessorCount, seconds);
+    out.copy_gb_s = measure_copy(buffer.get(), bytes, seconds);
+  }
   measure_link(std::min(kLinkBytes, bytes), seconds, out);
   return out;
+}
+
+double device_read_gb_s(double seconds) {
+  if (cuda_devices().empty()) return 0;
+  cudaDeviceProp properties{};
+  DeviceRates about;
+  const int64_t bytes = open_device(properties, about);
+  const auto buffer = device_buffer(bytes);
+  check(cudaMemset(buffer.get(), 0, static_cast<size_t>(bytes)), "cudaMemset");
+  return measure_read(buffer.get(), bytes, properties.multiProcessorCount, seconds);
 }
 
 }  // namespace rocket

@@ -23,4 +23,7 @@ struct DeviceRates {
 // a device; `why` then says which. Throws DeviceError if the device fails.
 std::optional<DeviceRates> device_rates(double seconds, std::string* why = nullptr);
 
+// DeviceRates::read_gb_s alone, for benchmarks; 0 without a device.
+double device_read_gb_s(double seconds);
+
 }  // namespace rocket
