@@ -54,7 +54,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "deep mappings": (b"{a: " * 50_000, "16 levels"),
         "deep indents": ("".join(" " * i + "a:\n" for i in range(500)).encode(), "16 levels"),
         "bomb": ((text + bomb).encode(), "expected no alias"),
-        "many": (b"id: [" + b"1, " * 300_000 + b"1]", "20000 values"),
+        "many": (b"id: [" + b"1, " * 300_000 + b"1]", "20,000 values"),
         "decimal": (text.replace("layers: 45", "layers: " + "9" * 100_000, 1).encode(), "40 digits"),
         "hexadecimal": (text.replace("layers: 45", "layers: 0x" + "f" * 100_000, 1).encode(), "40 digits"),
         "large": (text.replace("layers: 45", "layers: " + "9" * 40, 1).encode(), "architecture.layers"),
@@ -68,7 +68,17 @@ def hostile() -> dict[str, tuple[bytes, str]]:
             "architecture.vision_config.depth",
         ),
         "tag": (b"id: !!python/name:os.system x\n", "tag"),
-        "long": (text.encode() + b"#" * (1 << 20), "1 MiB"),
+        "long": (text.encode() + b"#" * (1 << 20), "1,048,576 bytes"),
+        "number as a name": (b"id: x\n7: y\n", "expected a text as a field's name, found 7"),
+        "true as a name": (
+            text.replace("vision_config: {}", "vision_config: {true: 1}").encode(),
+            "architecture.vision_config: expected a text as a field's name, found true",
+        ),
+        "date as a name": (
+            b"a: [{2026-01-01: x}]\n",
+            "a[0]: expected a text as a field's name, found \"2026",
+        ),
+        "list as a name": (b"id:\n  ? [a]\n  : y\n", "line 2: id: expected a text as a field's name"),
         "empty": (b"", "expected an object"),
     }
 
@@ -236,6 +246,27 @@ def test_contradictions(old: str, new: str, words: tuple[str, ...], copy: Path, 
     assert list(copy.parent.iterdir()) == [copy]
     assert rocket("fuel", "validate", str(copy)) == 1  # where it is a row
     assert words[0] in rocket.out
+
+
+def test_show_says_what_speaks_against_a_manifest(copy: Path, rocket: Rocket) -> None:
+    assert rocket("fuel", "show", str(copy)) == 0
+    assert rocket.err == ""
+    replaced(copy, "moe_layers: 42", "moe_layers: 41")
+    assert rocket("fuel", "show", str(copy)) == 0
+    assert "moe_layers" in rocket.out
+    (line,) = rocket.err.splitlines()
+    for words in (str(copy), "1 of ", "its own config", "moe_layers: recorded 41, found 42", "validate"):
+        assert words in line
+
+
+def test_show_of_a_manifest_beside_weights(tmp_path: Path, rocket: Rocket) -> None:
+    fuel = Path(shutil.copytree(SPARKLER, tmp_path / "sparkler"))
+    assert rocket("fuel", "show", str(fuel)) == 0
+    assert rocket.err == ""
+    shutil.copy(FLASH, fuel / "fuel.yaml")
+    assert rocket("fuel", "show", str(fuel)) == 0
+    (line,) = rocket.err.splitlines()
+    assert "is of other weights" in line
 
 
 def test_absurd_numbers(copy: Path, rocket: Rocket) -> None:

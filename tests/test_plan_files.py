@@ -74,9 +74,10 @@ WRONG_BYTES = {
     "binary": (b"\x7fELF\x02\x01\x01\0\0", ("expected UTF-8", "zero byte")),
     "circular": (b"id: &a\n  x: *a\n", ("line 2", "no alias", "*a")),
     "an alias": (b"id: &a mine\nname: *a\n", ("line 2", "no alias", "*a")),
-    "deep": (b"id: " + b"[" * 100_000, ("line 1", "32 levels")),
-    "deep blocks": (b"".join(b" " * i + b"a:\n" for i in range(900)), ("line 33", "32 levels")),
-    "a list as a key": (b"? [1, 2]\n: 3\n", ("mine.yaml",)),
+    "deep": (b"id: " + b"[" * 100_000, ("line 1", "16 levels")),
+    "deep blocks": (b"".join(b" " * i + b"a:\n" for i in range(900)), ("line 17", "16 levels")),
+    "a list as a key": (b"? [1, 2]\n: 3\n", ("line 1", "a text as a field's name")),
+    "a number as a key": (b"id: mine\n7: 3\n", ("a text as a field's name", "found 7")),
     "large": (b"#" * ((1 << 20) + 1), ("at most 1,048,576 bytes",)),
     "twice": (b"id: a\nid: b\n", ("broken YAML", "line 2")),
 }

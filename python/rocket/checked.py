@@ -4,20 +4,26 @@ what is allowed. Nothing of a wrong file is used."""
 import codecs
 import difflib
 import json
+import re
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from rocket.errors import CliError, UsageError
-from rocket.inputs import open_file
+from rocket.errors import CliError, UsageError, naming
+from rocket.inputs import READ_HINT, open_file
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_BYTES = 1 << 20  # of a file that is read whole
-MAX_DEPTH = 32  # of lists and objects in each other
+MAX_DEPTH = 16  # of lists and objects in each other
+MAX_VALUES = 20_000
+MAX_DIGITS = 40  # of a number
+_NUMBER = re.compile(r"[-+]?[.0-9][-+0-9A-Fa-fxo_.:]*")
+_HINT = "correct the file"
 
 _TYPES = {
     "float": "a number",
@@ -50,7 +56,7 @@ def open_regular(path: str, option: str) -> BufferedReader:
 
 
 def read_whole(path: str, option: str, limit: int = MAX_BYTES) -> bytes:
-    with open_regular(path, option) as file:
+    with open_regular(path, option) as file, naming(f"{option}: cannot read {path}", READ_HINT):
         data = file.read(limit + 1)
     if len(data) > limit:
         raise UsageError(f"{option} {path}: expected at most {limit:,} bytes, found more", "is it this file?")
@@ -71,38 +77,108 @@ def _text(data: bytes, where: str) -> str:
 
 
 def parse_yaml(data: bytes, where: str) -> Any:
+    """The value of a YAML file. Its events are walked before anything is built from them, so that what would
+    take long, overflow or never end is refused in one line."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     text = _text(data, where)
     try:
-        _check_events(YAML(typ="safe").parse(text), where)
-        return YAML(typ="safe").load(text)
-    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+        walk = _Walk(where)
+        for event in YAML(typ="safe", pure=True).parse(text):
+            walk.see(event)
+        value = YAML(typ="safe").load(text)
+    except (YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise UsageError(f"{where}: broken YAML{place}: {problem}", "correct the file") from None
+        raise UsageError(f"{where}: broken YAML{place}: {problem}", _HINT) from None
+    _check_names(value, (), where)
+    return value
 
 
-def _check_events(events: Any, where: str) -> None:
-    """Neither aliases, which can make a small file endless, nor more nesting than any of these files has."""
-    from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
+class _Walk:
+    """What was seen of a YAML document: fields and lists that are open, and how many values there were."""
 
-    depth = 0
-    for event in events:
-        if isinstance(event, AliasEvent):
-            line = event.start_mark.line + 1
-            raise UsageError(
-                f"{where}, line {line}: expected no alias, found *{event.anchor}", "write it out"
-            )
-        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            line = event.start_mark.line + 1
-            raise UsageError(
-                f"{where}, line {line}: expected at most {MAX_DEPTH} levels of nesting, found more",
-                "correct the file",
-            )
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.open: list[_Open] = []
+        self.values = 0
+
+    def see(self, event: Any) -> None:
+        from ruamel.yaml import events
+
+        if isinstance(event, events.AliasEvent):
+            self.refuse(event, f"expected no alias, found *{event.anchor}", "write it out")
+        if isinstance(event, events.CollectionEndEvent):
+            self.open.pop()
+            self.done()
+        elif isinstance(event, events.NodeEvent):
+            self.node(event)
+
+    def node(self, event: Any) -> None:
+        from ruamel.yaml import events
+
+        if event.tag is not None:
+            self.refuse(event, f"expected a plain value, found one with a tag ({event.tag})")
+        self.values += 1
+        if self.values > MAX_VALUES:
+            self.refuse(event, f"expected at most {MAX_VALUES:,} values, found more")
+        if isinstance(event, events.ScalarEvent):
+            self.scalar(event)
+            return
+        if self.open and self.open[-1].at_name:
+            self.refuse(event, "expected a text as a field's name, found a list or an object")
+        self.open.append(_Open(isinstance(event, events.MappingStartEvent)))
+        if len(self.open) > MAX_DEPTH:
+            self.refuse(event, f"expected at most {MAX_DEPTH} levels of nesting, found more")
+
+    def scalar(self, event: Any) -> None:
+        if not event.style and len(event.value) > MAX_DIGITS and _NUMBER.fullmatch(event.value):
+            found = len(event.value)
+            self.refuse(event, f"expected a number of at most {MAX_DIGITS} digits, found {found}")
+        if self.open and self.open[-1].at_name:
+            self.open[-1].name = event.value
+        else:
+            self.done()
+
+    def done(self) -> None:
+        """A value is complete."""
+        if self.open:
+            self.open[-1].name = None
+
+    def refuse(self, event: Any, problem: str, hint: str = _HINT) -> NoReturn:
+        names = tuple(part.name for part in self.open if part.name is not None)
+        place = f"{_field(names)}: " if names else ""
+        raise UsageError(f"{self.where}, line {event.start_mark.line + 1}: {place}{problem}", hint)
+
+
+@dataclass
+class _Open:
+    """A mapping or a list that has begun, and the field of it whose value is due."""
+
+    mapping: bool
+    name: str | None = None
+
+    @property
+    def at_name(self) -> bool:
+        return self.mapping and self.name is None
+
+
+def _check_names(value: Any, place: tuple[int | str, ...], where: str) -> None:
+    """YAML takes anything for a field's name: 7, true, null, a date. These files have texts alone."""
+    if isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_names(inner, (*place, index), where)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                inside = f"{_field(place)}: " if place else ""
+                raise UsageError(
+                    f"{where}: {inside}expected a text as a field's name, found {shown(name)}",
+                    "correct it, or put it in quotes",
+                )
+            _check_names(inner, (*place, name), where)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from rocket.fuel import known_fuels
 from rocket.fuel_account import locate, weights_of_folder, weights_of_manifest
 from rocket.fuel_report import formats_text, manifest_text, mismatch_text, table
 from rocket.hollow import disk_bytes, write_hollow
-from rocket.manifest import Manifest, find_manifest, json_schema, known_manifests, read_manifest
+from rocket.manifest import Manifest, ManifestFile, find_manifest, json_schema, known_manifests, read_manifest
 from rocket.options import flag, string
-from rocket.validate import compare, fix, require_consistent, require_same_model
+from rocket.validate import Weights, compare, fix, require_consistent, require_same_model, written
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A manifest: a name or a file.")]
 
@@ -75,13 +75,40 @@ def show(
     """What a manifest says; for weights, the format of each part and what the engine makes of it at load."""
     source = locate(fuel)
     parts = []
+    weights = weights_of_folder(source.weights_dir) if source.weights_dir is not None else None
     if source.manifest is not None:
         parts.append(manifest_text(source.manifest))
-    if source.weights_dir is not None:
-        weights = source.weights()
+    if weights is not None:
         parts.append(formats_text(weights.account, weights.formats, str(source.weights_dir)))
     write_data("\n".join(parts))
+    if source.manifest is not None and (doubt := _doubt(source.manifest, weights, str(source.weights_dir))):
+        Notes().say(doubt)
     return 0
+
+
+def _held_against(file: ManifestFile, weights: Weights | None, folder: str) -> tuple[Weights, str]:
+    """What a manifest's numbers are recomputed from, and what to call it."""
+    if weights is None:
+        return weights_of_manifest(file.manifest), "its own config and weight formats"
+    require_same_model(file, weights, folder)
+    return weights, folder
+
+
+def _doubt(file: ManifestFile, weights: Weights | None, folder: str) -> str | None:
+    """What speaks against a manifest, on one line."""
+    try:
+        held, against = _held_against(file, weights, folder)
+    except UsageError as error:
+        return one_line(str(error))
+    mismatches, count = compare(file.manifest, held)
+    if not mismatches:
+        return None
+    first = mismatches[0]
+    return one_line(
+        f"{file.path}: {len(mismatches)} of {count} recorded values disagree with {against}, first "
+        f"{first.field}: recorded {first.recorded}, found {written(first.found)}; "
+        f"rocket fuel validate lists all"
+    )
 
 
 def validate(
@@ -102,11 +129,8 @@ def validate(
         raise UsageError("--weights: expected a folder, found nothing", "leave it out, or give a folder")
     if weights is None and (file.path.parent / "config.json").is_file():
         weights = str(file.path.parent)
-    if weights is None:
-        held, folder = weights_of_manifest(file.manifest), "its own config and weight formats"
-    else:
-        held, folder = weights_of_folder(weights), weights
-        require_same_model(file, held, folder)
+    read = weights_of_folder(weights) if weights is not None else None
+    held, folder = _held_against(file, read, str(weights))
     mismatches, count = compare(file.manifest, held)
     if not mismatches:
         write_data(f"{file.path}: {count} recorded values agree with {folder}\n")

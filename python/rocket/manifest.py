@@ -25,11 +25,10 @@ from rocket.architecture import (
     config_fields,
     from_fields,
 )
-from rocket.checked import validate
+from rocket.checked import parse_yaml, read_whole, validate
 from rocket.errors import UsageError
 from rocket.fuel import search_path
 from rocket.inventory import Scheme
-from rocket.manifest_text import load, read_bytes
 from rocket.quantity import Quantity
 
 MANIFEST = "fuel.yaml"
@@ -311,11 +310,11 @@ class ManifestFile:
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
     """Throws UsageError: field, value, what is allowed."""
-    return validate(Manifest, load(data, where), where, _HINT)
+    return validate(Manifest, parse_yaml(data, where), where, _HINT)
 
 
 def read_manifest(path: Path, option: str = "manifest") -> ManifestFile:
-    data = read_bytes(path, option)
+    data = read_whole(str(path), option)
     manifest = parse_manifest(data, str(path))
     return ManifestFile(path, data.decode(), manifest)
 
