@@ -1,4 +1,6 @@
 // The safetensors reader: well-formed files byte by byte, and every way in which a file can lie.
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstring>
 
@@ -174,7 +176,11 @@ void files_that_are_none(const fuel_files::TempDir& dir) {
   throws<FuelError>("absent", [&] { SafetensorsFile file(dir / "absent.safetensors"); },
                     {dir / "absent.safetensors", std::strerror(ENOENT)});
   throws<FuelError>("a directory", [&] { SafetensorsFile file(dir.path()); },
-                    {dir.path(), "expected a regular file"});
+                    {dir.path(), "expected a regular file, found a directory"});
+  const std::string pipe = dir / "pipe.safetensors";
+  check::expect(::mkfifo(pipe.c_str(), 0600) == 0, "a pipe");
+  throws<FuelError>("a pipe that nobody writes to", [&] { SafetensorsFile file(pipe); },
+                    {pipe, "found a device or a pipe"});
 }
 
 void every_truncation(const fuel_files::TempDir& dir) {

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rocket.inputs import read_regular
+
 GLM5_NEXT = "glm5_next"
 GLM_MOE_DSA = "glm_moe_dsa"
 CHEMISTRIES = (GLM5_NEXT, GLM_MOE_DSA)
@@ -334,7 +336,7 @@ def read_architecture(folder: str | Path) -> Architecture:
 
     file = Path(folder) / "config.json"
     try:
-        config = json.loads(file.read_bytes())
+        config = json.loads(read_regular(file))
     except OSError as error:
         raise ConfigError(
             f"{file}: {error.strerror}", "give the folder that holds a fuel's config.json"

@@ -12,6 +12,7 @@ from rocket.accounting import (
     trace_union,
 )
 from rocket.inventory import Bucket
+from rocket.report import counted
 from rocket.routing import Routing
 
 STEP_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -188,7 +189,7 @@ def disk_lines(account: Account, unit: Unit) -> list[str]:
         lines.append(_line(label, layers, unit.show(count), notes.get(label, "")))
     whole = account.file_bytes or account.tensor_bytes
     count = account.file_count
-    files = "1 file" if count == 1 else f"{_plain(count)} files" if count else ""
+    files = counted(count, "file") if count else ""
     files += ", hollow: names and shapes without data" if account.hollow else ""
     return [*lines, _line("all", None, unit.show(whole), files)]
 

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -9,8 +10,10 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from rocket.errors import reason_of
 from rocket.failures import fuel_error
 from rocket.fuel import read_json
+from rocket.inputs import read_regular
 
 MAX_ADDED = 16 << 20  # characters that a template may put around the messages
 
@@ -77,11 +80,14 @@ class ChatTemplate:
     def _find(folder: Path, config: dict[str, Any]) -> tuple[Path, str]:
         file = folder / "chat_template.jinja"
         try:
-            return file, file.read_text(encoding="utf-8")
+            return file, re.sub("\r\n?", "\n", read_regular(file).decode())
         except FileNotFoundError:
             pass
         except (OSError, UnicodeDecodeError) as error:
-            raise fuel_error(f"{file}: cannot be read: {error}", "download the file again") from error
+            raise fuel_error(
+                f"{file}: cannot be read: {reason_of(error) if isinstance(error, OSError) else error}",
+                "download the file again",
+            ) from error
         found = config.get("chat_template")
         if isinstance(found, list):  # named templates
             named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}

@@ -5,17 +5,15 @@ import codecs
 import difflib
 import json
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from rocket.errors import CliError, UsageError, naming
-from rocket.inputs import READ_HINT, open_file
+from rocket.errors import UsageError, naming, reason_of
+from rocket.inputs import READ_HINT, open_regular
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_BYTES = 1 << 20  # of a file that is read whole
@@ -38,25 +36,17 @@ _TYPES = {
 _LIMITS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
 
 
-def open_regular(path: str, option: str) -> BufferedReader:
-    """Opens a regular file: a device or a pipe may have no end. What cannot be opened is a wrong option."""
+def open_named(path: str, option: str) -> BufferedReader:
+    """Opens a regular file. What cannot be opened is a wrong option."""
     try:
-        found = Path(path).stat().st_mode
-    except (OSError, ValueError):
-        found = None  # opening it says what is wrong
-    if found is not None and not stat.S_ISREG(found) and not stat.S_ISDIR(found):
-        raise UsageError(
-            f"{option}: cannot read {path}: expected a regular file, found a device or a pipe",
-            "write it to a file first",
-        )
-    try:
-        return open_file(path, option)
-    except CliError as error:
-        raise UsageError(str(error), error.hint) from error
+        return open_regular(path)
+    except (OSError, ValueError) as error:
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise UsageError(f"{option}: cannot read {path}: {reason}", "give a file that can be read") from error
 
 
 def read_whole(path: str, option: str, limit: int = MAX_BYTES) -> bytes:
-    with open_regular(path, option) as file, naming(f"{option}: cannot read {path}", READ_HINT):
+    with open_named(path, option) as file, naming(f"{option}: cannot read {path}", READ_HINT):
         data = file.read(limit + 1)
     if len(data) > limit:
         raise UsageError(f"{option} {path}: expected at most {limit:,} bytes, found more", "is it this file?")

@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from rocket.failures import fuel_error, input_error
+from rocket.inputs import read_regular
 from rocket.tokenizer import LFS_MARK
 
+CONFIG, MANIFEST = "config.json", "fuel.yaml"
 DEFAULT_FUEL = "sparkler"  # ships with the package
+
+
+def has(folder: Path, name: str) -> bool:
+    """Whether there is anything of that name. What is there but cannot be read is an error, not absent."""
+    return os.path.lexists(folder / name)
 
 
 def search_path() -> list[Path]:
@@ -32,7 +39,7 @@ def known_fuels() -> dict[str, Path]:
     for place in search_path():
         with contextlib.suppress(OSError):
             for folder in sorted(place.iterdir()):
-                if (folder / "config.json").is_file():
+                if has(folder, CONFIG):
                     found.setdefault(folder.name, folder)
     return found
 
@@ -51,7 +58,7 @@ def resolve(name: str) -> Path:
     if name in fuels:
         return fuels[name]
     for place in search_path():
-        if (place / name / "fuel.yaml").is_file():
+        if has(place / name, MANIFEST):
             raise fuel_error(
                 f"fuel {name}: {place / name} has its manifest, but not its weights (no config.json)",
                 "download the weights, and give their directory",
@@ -73,7 +80,7 @@ def _bare_names(fuels: dict[str, Path]) -> list[str]:
     found: set[str] = set()
     for place in search_path():
         with contextlib.suppress(OSError):
-            found |= {folder.name for folder in place.iterdir() if (folder / "fuel.yaml").is_file()}
+            found |= {folder.name for folder in place.iterdir() if has(folder, MANIFEST)}
     return sorted(found - set(fuels))
 
 
@@ -87,7 +94,7 @@ def _known_hint(fuels: dict[str, Path]) -> str:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file beside the weights; {} if there is no such file."""
     try:
-        data = file.read_bytes()
+        data = read_regular(file)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -142,7 +149,7 @@ class FuelSampling:
 
 def sampling_of(folder: Path) -> FuelSampling:
     file = folder / "generation_config.json"
-    if not file.is_file():
+    if not has(folder, file.name):
         raise fuel_error(
             f"--sampling fuel: {file} not found", "give --temperature and the like, or leave out --sampling"
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 from rocket.accounting import Account, account_of_tensors, read_tensors
 from rocket.architecture import ConfigError, read_architecture
 from rocket.failures import fuel_error
-from rocket.fuel import known_fuels
+from rocket.fuel import CONFIG, MANIFEST, has, known_fuels
 from rocket.inventory import detect_naming
-from rocket.manifest import MANIFEST, ManifestFile, known_manifests, read_manifest
+from rocket.manifest import ManifestFile, known_manifests, read_manifest
 from rocket.validate import Weights, require_consistent, weights_of_manifest
 
 
@@ -70,7 +70,7 @@ def locate(name: str) -> FuelSource:
     path = Path(name) if name and "\0" not in name else None
     if path is not None and path.is_dir():
         return _in_folder(name, path)
-    if path is not None and path.is_file():
+    if path is not None and path.exists():
         if path.suffix not in (".yaml", ".yml"):
             raise fuel_error(
                 f"fuel {name}: expected a folder or a {MANIFEST}, found another file",
@@ -95,6 +95,6 @@ def load_account(name: str) -> tuple[str, Account]:
 
 
 def _in_folder(name: str, folder: Path) -> FuelSource:
-    manifest = read_manifest(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
-    weights = folder if (folder / "config.json").is_file() or manifest is None else None
+    manifest = read_manifest(folder / MANIFEST) if has(folder, MANIFEST) else None
+    weights = folder if has(folder, CONFIG) or manifest is None else None
     return FuelSource(name, weights, manifest)

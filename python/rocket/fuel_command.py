@@ -9,12 +9,13 @@ from rocket.accounting import GIB
 from rocket.architecture import read_architecture
 from rocket.console import Notes, write_data
 from rocket.errors import CliError, UsageError, one_line
-from rocket.fuel import known_fuels
+from rocket.fuel import CONFIG, has, known_fuels
 from rocket.fuel_account import locate, weights_of_folder, weights_of_manifest
 from rocket.fuel_report import formats_text, manifest_text, mismatch_text, table
 from rocket.hollow import disk_bytes, write_hollow
 from rocket.manifest import Manifest, ManifestFile, find_manifest, json_schema, known_manifests, read_manifest
 from rocket.options import flag, string
+from rocket.report import counted
 from rocket.validate import Weights, compare, fix, require_consistent, require_same_model, written
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A manifest: a name or a file.")]
@@ -127,7 +128,7 @@ def validate(
     file = find_manifest(manifest)
     if weights == "":
         raise UsageError("--weights: expected a folder, found nothing", "leave it out, or give a folder")
-    if weights is None and (file.path.parent / "config.json").is_file():
+    if weights is None and has(file.path.parent, CONFIG):
         weights = str(file.path.parent)
     read = weights_of_folder(weights) if weights is not None else None
     held, folder = _held_against(file, read, str(weights))
@@ -142,7 +143,7 @@ def validate(
             "--fix writes the found values back",
         )
     fix(file, mismatches, "measured" if weights is not None else "derived", held)
-    Notes().say(f"{file.path}: {len(mismatches)} values written")
+    Notes().say(f"{file.path}: {counted(len(mismatches), 'value')} written")
     return 0
 
 
@@ -164,7 +165,8 @@ def hollow(
     files = list(path.glob("*.safetensors"))
     size = sum(f.stat().st_size for f in files)
     used = sum(map(disk_bytes, path.iterdir()))
-    notes.say(f"{path}: {len(files)} files of {size / GIB:.2f} GiB, which take {used / 1e6:.0f} MB on disk")
+    apparent = f"{counted(len(files), 'file')} of {size / GIB:.2f} GiB"
+    notes.say(f"{path}: {apparent}, which take {used / 1e6:.1f} MB on disk")
     return 0
 
 

@@ -8,6 +8,7 @@ from rocket.bytes_report import Unit
 from rocket.errors import one_line
 from rocket.formats import FormatRow
 from rocket.manifest import ByDtype, Manifest, ManifestFile, Number
+from rocket.report import counted
 from rocket.validate import Mismatch, Value, written
 
 # What the engine runs; the others are counted and planned only.
@@ -87,8 +88,7 @@ def formats_text(account: Account, rows: Sequence[FormatRow], folder: str) -> st
     engine = ENGINES.get(account.arch.chemistry)
     rule = f"engine {engine}" if engine else "no engine runs this chemistry; the rules of the common loader"
     state = ", hollow: names and shapes without data" if account.hollow else ""
-    files = "1 file" if account.file_count == 1 else f"{account.file_count:,} files"
-    head = f"{folder}: {account.arch.chemistry}, {files}{state}; {rule}"
+    head = f"{folder}: {account.arch.chemistry}, {counted(account.file_count, 'file')}{state}; {rule}"
     return f"{head}\n\n{table(cells, right=(2, 3, 4))}\n"
 
 

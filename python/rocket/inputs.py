@@ -1,5 +1,8 @@
-"""Files that a user names on the command line."""
+"""Files that a user names on the command line, and those that lie in a fuel."""
 
+import errno
+import os
+import stat
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +18,34 @@ def open_file(path: str, option: str) -> BufferedReader:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = reason_of(error) if isinstance(error, OSError) else error
         raise CliError(f"{option}: cannot read {path}: {reason}", "give a file that exists") from error
+
+
+FILE_BYTES = 256_000_000  # of a file in a fuel, weights apart
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Opens a regular file. Devices and pipes may have no end, and opening a pipe may wait for a writer: they
+    are refused. Throws OSError, or ValueError for a name with a zero byte."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "expected a regular file, found a device or a pipe", str(path))
+        return os.fdopen(handle, "rb")
+    except OSError:
+        os.close(handle)
+        raise
+
+
+def read_regular(path: str | Path) -> bytes:
+    """All of a regular file of at most FILE_BYTES. Throws as open_regular."""
+    with open_regular(path) as file:
+        data = file.read(FILE_BYTES + 1)
+    if len(data) > FILE_BYTES:
+        raise OSError(errno.EFBIG, f"expected at most {FILE_BYTES:,} bytes, found more", str(path))
+    return data
 
 
 READ_HINT = "check the file and the disk it is on"

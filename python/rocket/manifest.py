@@ -27,11 +27,10 @@ from rocket.architecture import (
 )
 from rocket.checked import parse_yaml, read_whole, validate
 from rocket.errors import UsageError
-from rocket.fuel import search_path
+from rocket.fuel import MANIFEST, has, search_path
 from rocket.inventory import Scheme
 from rocket.quantity import Quantity
 
-MANIFEST = "fuel.yaml"
 _HINT = "rocket fuel schema prints the fields and what each takes"
 _ID = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
@@ -325,7 +324,7 @@ def known_manifests() -> dict[str, Path]:
     for place in search_path():
         with contextlib.suppress(OSError):
             for folder in sorted(place.iterdir()):
-                if (folder / MANIFEST).is_file():
+                if has(folder, MANIFEST):
                     found.setdefault(folder.name, folder / MANIFEST)
     return found
 
@@ -340,7 +339,7 @@ def find_manifest(name: str) -> ManifestFile:
     if path.exists() and not path.is_dir():
         return read_manifest(path)
     if path.is_dir():
-        if (path / MANIFEST).is_file():
+        if has(path, MANIFEST):
             return read_manifest(path / MANIFEST)
         raise UsageError(f"{name}: expected a folder with a {MANIFEST}, found none in it", _HINT)
     known = known_manifests()

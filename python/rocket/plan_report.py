@@ -5,7 +5,7 @@ from typing import Any
 
 from rocket.plan import Plan, exchange_by_context, exchange_by_slots
 from rocket.plan_time import Ceiling, StepTime, ceilings, miss_source
-from rocket.report import format_bytes
+from rocket.report import counted, format_bytes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Report:
         experts = (
             f"{arch.moe_layers} MoE layers of {arch.n_routed_experts} experts, top-{arch.num_experts_per_tok}"
         )
-        streams = _count(plan.request.streams, "stream")
+        streams = counted(plan.request.streams, "stream")
         sizes = f"{booster.memory_gib.value:g} GiB, reads {booster.read_gb_s.value:g} GB/s"
         if self.booster_file is not None:
             sizes += f", from {self.booster_file}"
@@ -77,7 +77,7 @@ class Report:
     def _ceilings(self) -> list[str]:
         lines = [f"{'ceiling of one stream':<44}{'tok/s':>7}"]
         for row in self._ceiling_rows():
-            who = f"{row.label}, {_count(row.boosters, 'booster')}"
+            who = f"{row.label}, {counted(row.boosters, 'booster')}"
             lines.append(f"{who:<44}{row.tok_s:>7.1f}  {format_bytes(row.bytes_a_token)} a token")
         return lines
 
@@ -86,7 +86,7 @@ class Report:
 
     def _step(self) -> list[str]:
         step, plan = self.step, self.plan
-        read = f"{_count(step.rows, 'row')}, {format_bytes(step.base_bytes)} read"
+        read = f"{counted(step.rows, 'row')}, {format_bytes(step.base_bytes)} read"
         lines = [f"step      {read}: {1000 * step.base_s:.2f} ms with every expert in a slot"]
         if plan.slots:
             miss = (
@@ -182,7 +182,3 @@ class Report:
             "exchange_by_slots": [vars(row) for row in exchange_by_slots(plan)],
             "choices": self.choices,
         }
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

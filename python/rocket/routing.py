@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocket.checked import open_regular, parse_json, shown
+from rocket.checked import open_named, parse_json, shown
 from rocket.errors import UsageError
 
 MAX_LINE = 16 << 20
@@ -62,7 +62,7 @@ def read_routing(path: str | Path, layers: int, experts: int, topk: int, option:
     """Reads a trace of a model with so many MoE layers, experts in each, and experts a token."""
     model = layers, experts, topk
     rows: list[npt.NDArray[np.int32]] = []
-    with open_regular(str(path), option) as file:
+    with open_named(str(path), option) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if not line.strip():
                 continue

@@ -8,7 +8,7 @@ import typer
 
 from rocket.accounting import Account
 from rocket.booster import GIB
-from rocket.checked import open_regular
+from rocket.checked import open_named
 from rocket.console import write_data
 from rocket.errors import UsageError
 from rocket.fuel_account import load_account, locate
@@ -36,7 +36,7 @@ def _trace(path: str, account: Account) -> tuple[Routing, Routing, SplitTrace]:
             "one half is fitted to and the other judges",
         )
     fitted, judged = routing.halves()
-    with open_regular(path, "--trace") as file:
+    with open_named(path, "--trace") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return (
         fitted,

@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 
 from rocket.failures import fuel_error, input_error, refuse_hollow
+from rocket.inputs import read_regular
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 
@@ -94,7 +95,7 @@ class Tokenizer:
     def __init__(self, fuel: str | Path) -> None:
         self.file = Path(fuel) / "tokenizer.json"
         try:
-            data = self.file.read_bytes()
+            data = read_regular(self.file)
         except FileNotFoundError:
             refuse_hollow(self.file.parent)
             raise fuel_error(

@@ -106,7 +106,10 @@ std::string read_text_file(const std::string& path, uint64_t max_bytes) {
   std::error_code error;
   const bool regular = fs::is_regular_file(path, error);
   if (error) throw FuelError(path + ": cannot open: " + error.message());
-  if (!regular) throw FuelError(path + ": expected a regular file");
+  if (!regular) {
+    throw FuelError(path + ": expected a regular file, found " +
+                    (fs::is_directory(path, error) ? "a directory" : "a device or a pipe"));
+  }
   const uint64_t bytes = fs::file_size(path, error);
   if (error) throw FuelError(path + ": cannot read: " + error.message());
   if (bytes == 0) throw FuelError(path + ": empty: expected JSON, found 0 bytes", "download this file again");

@@ -214,11 +214,15 @@ void SafetensorsFile::close() {
 }
 
 void SafetensorsFile::open_and_check(bool map) {
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: opening a pipe would wait for a writer. It changes nothing for a regular file.
+  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   struct stat status;
   if (fd_ < 0 || ::fstat(fd_, &status) != 0)
     throw FuelError(path_ + ": cannot open: " + std::strerror(errno));
-  if (!S_ISREG(status.st_mode)) throw FuelError(path_ + ": expected a regular file");
+  if (!S_ISREG(status.st_mode)) {
+    throw FuelError(path_ + ": expected a regular file, found " +
+                    (S_ISDIR(status.st_mode) ? "a directory" : "a device or a pipe"));
+  }
   file_bytes_ = static_cast<uint64_t>(status.st_size);
   if (file_bytes_ == 0)
     throw FuelError(path_ + ": empty: expected a safetensors file, found 0 bytes", kDownloadAgain);
