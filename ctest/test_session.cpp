@@ -64,8 +64,9 @@ class FakeModel : public rocket::Model {
   }
   const float* logits(int32_t) override { return logits_.data(); }
   int32_t first_bad_logits(int32_t) override { return -1; }
-  int32_t sample(int32_t row, const rocket::SamplingParams&, uint64_t) override {
-    return static_cast<int32_t>(logits_[static_cast<size_t>(row) * kVocab]) % kVocab;
+  void sample(const rocket::Draw* draws, int32_t count, int32_t* token) override {
+    for (int32_t i = 0; i < count; ++i)
+      token[i] = static_cast<int32_t>(logits_[static_cast<size_t>(draws[i].row) * kVocab]) % kVocab;
   }
   rocket::EngineStats stats() override { return stats_; }
   rocket::StageTimer& timer() override { return timer_; }

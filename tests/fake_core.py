@@ -63,7 +63,19 @@ class SamplingParams:
 
 
 class CoreEngine:
-    def __init__(self, fuel_dir, *, backend, threads, max_context, max_rows, max_streams, progress):
+    def __init__(
+        self,
+        fuel_dir,
+        *,
+        backend,
+        threads,
+        max_context,
+        max_rows,
+        max_streams,
+        prefill_precision,
+        kv_dtype,
+        progress,
+    ):
         self._context = min(max_context or 8192, SCRIPT.get("max_context", 10**9))
         self._rows = max_rows or 64
         self._fed = {}
@@ -131,6 +143,10 @@ class CoreEngine:
     def sample(self, sampling, counter, row=-1, stream=-1):
         script = SCRIPT.get("script", [65])
         return script[(counter - self._prompt) % len(script)]
+
+    def prompt(self, stream, ids, sampling, chunk=0):
+        self.feed(stream, ids, chunk=chunk)
+        return self.sample(sampling, len(self._fed[stream]))
 
     def decode(self, stream, token, sampling):
         time.sleep(SCRIPT.get("step_seconds", 0))

@@ -44,7 +44,7 @@ class Glm5 : public Model {
   void forward(const StepPlan& plan) override;
   const float* logits(int32_t rows) override;
   int32_t first_bad_logits(int32_t rows) override;
-  int32_t sample(int32_t row, const SamplingParams& sampling, uint64_t counter) override;
+  void sample(const Draw* draws, int32_t count, int32_t* token) override;
   EngineStats stats() override;
   StageTimer& timer() override { return timer_; }
   void set_profile(bool on) override;
@@ -187,10 +187,10 @@ class Glm5 : public Model {
   // In the backend's memory, for as long as the model lives.
   float* logits_ = nullptr;             // [max_logits_rows, vocab]
   int32_t* bad_ = nullptr;              // [max_logits_rows], 1 where logits are not finite
-  int32_t* token_ = nullptr;            // [1] that was drawn last
+  int32_t* token_ = nullptr;            // [max_logits_rows] that were drawn last
   int64_t* distinct_ = nullptr;         // [1] distinct experts of all steps and layers so far
-  SamplingParams* sampling_ = nullptr;  // [1]
-  uint64_t* counter_ = nullptr;         // [1]
+  SamplingParams* sampling_ = nullptr;  // [max_logits_rows] of the draws in hand
+  uint64_t* counter_ = nullptr;         // [max_logits_rows]
   std::vector<float> host_logits_;
 };
 

@@ -112,10 +112,10 @@ void Glm5::take_results() {
   const int64_t rows = logits_rows(config_, max_rows_);
   logits_ = workspace_.take<float>(rows * config_.vocab_size);
   bad_ = workspace_.take<int32_t>(rows);
-  token_ = workspace_.take<int32_t>(1);
+  token_ = workspace_.take<int32_t>(rows);
   distinct_ = workspace_.take<int64_t>(1);
-  sampling_ = workspace_.take<SamplingParams>(1);
-  counter_ = workspace_.take<uint64_t>(1);
+  sampling_ = workspace_.take<SamplingParams>(rows);
+  counter_ = workspace_.take<uint64_t>(rows);
 }
 
 int64_t Glm5::workspace_bytes(const Config& config, const Weights& shapes, Backend& backend, int32_t max_rows,
@@ -166,6 +166,8 @@ Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<Loa
   info_.chemistry = config.model_type;
   info_.backend = backend_->name();
   info_.device = backend_->device();
+  info_.prefill_precision = precision.bf16_prefill ? "bf16" : "f32";
+  info_.kv_dtype = precision.bf16_latents ? "bf16" : "f32";
   info_.vocab = config.vocab_size;
   info_.hidden = config.hidden_size;
   info_.layers = config.num_hidden_layers;

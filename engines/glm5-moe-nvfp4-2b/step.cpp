@@ -27,23 +27,36 @@ int32_t Glm5::first_bad_logits(int32_t rows) {
   return -1;
 }
 
-int32_t Glm5::sample(int32_t row, const SamplingParams& sampling, uint64_t counter) {
-  {
-    StageTimer::Scope time(timer_, stage_.head);
-    memory().write(sampling_, &sampling, sizeof sampling);
-    memory().write(counter_, &counter, sizeof counter);
-    SampleParams p;
-    p.ld = p.vocab = config_.vocab_size;
-    p.logits = logits_ + row * p.ld;
-    p.rows = 1;
-    p.sampling = sampling_;
-    p.counter = counter_;
-    p.token = token_;
-    ops_.sample(p, exec_);
+// Rows that lie one after the other are drawn together.
+void Glm5::sample(const Draw* draws, int32_t count, int32_t* token) {
+  std::vector<SamplingParams> sampling;
+  std::vector<uint64_t> counter;
+  for (int32_t i = 0; i < count; ++i) {
+    sampling.push_back(draws[i].sampling);
+    counter.push_back(draws[i].counter);
   }
-  const int32_t token = read(token_, 1)[0];
+  for (int32_t first = 0, end = 0; first < count; first = end) {
+    end = first + 1;
+    while (end < count && end - first < logits_rows(config_, max_rows_) &&
+           draws[end].row == draws[end - 1].row + 1)
+      ++end;
+    const int32_t rows = end - first;
+    memory().write(sampling_, sampling.data() + first, static_cast<size_t>(rows) * sizeof(SamplingParams));
+    memory().write(counter_, counter.data() + first, static_cast<size_t>(rows) * sizeof(uint64_t));
+    {
+      StageTimer::Scope time(timer_, stage_.head);
+      SampleParams p;
+      p.ld = p.vocab = config_.vocab_size;
+      p.logits = logits_ + draws[first].row * p.ld;
+      p.rows = rows;
+      p.sampling = sampling_;
+      p.counter = counter_;
+      p.token = token_;
+      ops_.sample(p, exec_);
+    }
+    memory().read(token + first, token_, static_cast<size_t>(rows) * sizeof(int32_t));
+  }
   collect_times();
-  return token;
 }
 
 void Glm5::collect_times() {

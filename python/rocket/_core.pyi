@@ -55,6 +55,8 @@ class CoreEngine:
         max_context: int = 0,
         max_rows: int = 0,
         max_streams: int = 0,
+        prefill_precision: str = "auto",
+        kv_dtype: str = "auto",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load."""
@@ -93,6 +95,11 @@ class CoreEngine:
 
     def decode(self, stream: int, token: int, sampling: SamplingParams) -> int:
         """Feeds one token and draws the next; the counter is the position of the drawn token."""
+
+    def decode_batch(
+        self, streams: Sequence[int], tokens: Sequence[int], sampling: Sequence[SamplingParams]
+    ) -> list[int]:
+        """Feeds a token to each of several streams in one step, and draws the next of each."""
 
     def last_logits(self) -> npt.NDArray[np.float32]:
         """The last step's logits ``[n, vocab]`` (a copy)."""
@@ -133,6 +140,9 @@ def read_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> fl
 
 def copy_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> float:
     """The same for copying one half of such a buffer to the other; bytes read and written both count."""
+
+def device_read_rate_gb_s(seconds: float = 0.5) -> float | None:
+    """Rate at which the first CUDA device reads its memory, or None where there is none."""
 
 def device_rates(seconds: float = 0.5) -> tuple[dict[str, Any] | None, str]:
     """The fields of DeviceRates (src/runtime/device_rates.h), or None and why there is nothing to measure."""

@@ -19,7 +19,19 @@ from rocket.engine import Engine, Stream
 from rocket.errors import UsageError
 from rocket.fuel import random_fuel, resolve
 from rocket.loading import load_engine
-from rocket.options import check_choice, check_integer, check_real, flag, integer, number, string
+from rocket.options import (
+    KV_HELP,
+    MAX_CHUNK,
+    PRECISIONS,
+    PREFILL_HELP,
+    check_computing,
+    check_integer,
+    check_real,
+    flag,
+    integer,
+    number,
+    string,
+)
 from rocket.prompt import context_for
 from rocket.report import format_bytes, format_rate
 
@@ -45,39 +57,62 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 class Bench:
-    def __init__(self, engine: Engine, prompt: int, tokens: int, read_seconds: float) -> None:
+    def __init__(self, engine: Engine, prompt: int, tokens: int, streams: int, read_seconds: float) -> None:
         self.engine = engine
         self.tokens = tokens
+        self.streams = streams
         self.read_seconds = read_seconds
         ids = np.random.default_rng(0).integers(0, engine.info["vocab"], prompt)
         self.prompt: list[int] = ids.tolist()
         self.greedy = _core.SamplingParams()
 
+    def _prefill(self, stream: Stream) -> None:
+        self.first = stream.prompt(self.prompt, self.greedy)
+
     def _decode(self, stream: Stream, steps: int) -> None:
-        token = stream.sample(self.greedy)
+        with contextlib.ExitStack() as stack:
+            streams = [stream, *(stack.enter_context(stream.fork()) for _ in range(self.streams - 1))]
+            # Different tokens, so that the streams do not choose the same experts.
+            vocabulary = self.engine.info["vocab"]
+            tokens = [(self.first + 7919 * i) % vocabulary for i in range(self.streams)]
+            self.seconds = _timed(lambda: self._steps(streams, tokens, steps))
+
+    def _steps(self, streams: list[Stream], tokens: list[int], steps: int) -> None:
+        if len(streams) == 1:
+            token = tokens[0]
+            for _ in range(steps):
+                token = streams[0].decode(token, self.greedy)
+            return
+        numbers, sampling = [stream.number for stream in streams], [self.greedy] * len(streams)
         for _ in range(steps):
-            token = stream.decode(token, self.greedy)
+            tokens = self.engine.core.decode_batch(numbers, tokens, sampling)
 
     def warm_up(self) -> None:
         with self.engine.open() as stream:
-            stream.feed(self.prompt)
+            self._prefill(stream)
             self._decode(stream, min(self.tokens, GREEDY_WARMUP_STEPS))
 
+    def _read_rate(self) -> float | None:
+        """Of the memory that the weights lie in."""
+        with contextlib.suppress(_core.Error, MemoryError):  # no memory for it beside the weights
+            if self.engine.info["backend"] == "cuda":
+                return _core.device_read_rate_gb_s(self.read_seconds)
+            return _core.read_rate_gb_s(threads=self.engine.info["threads"], seconds=self.read_seconds)
+        return None
+
     def pair(self) -> Pair:
-        rate = None
-        if self.engine.info["backend"] == "cpu":  # it is the CPU's memory that is measured
-            with contextlib.suppress(_core.Error, MemoryError):  # no memory for it beside the weights
-                rate = _core.read_rate_gb_s(threads=self.engine.info["threads"], seconds=self.read_seconds)
+        rate = self._read_rate()
         with self.engine.open() as stream:
-            prefill = _timed(lambda: stream.feed(self.prompt))
-            decode = _timed(lambda: self._decode(stream, self.tokens))
-        return Pair(rate, len(self.prompt) / prefill, self.tokens / decode)
+            prefill = _timed(lambda: self._prefill(stream))
+            self._decode(stream, self.tokens)
+        return Pair(rate, len(self.prompt) / prefill, self.streams * self.tokens / self.seconds)
 
 
-def summarise(pairs: list[Pair], token_bytes: int) -> dict[str, Any]:
+def summarise(pairs: list[Pair], token_bytes: int, streams: int = 1) -> dict[str, Any]:
     """Medians over the pairs. The fraction is the median of the pairs' own, not of the medians."""
     rates = [p.read_gb_s for p in pairs if p.read_gb_s]
-    fractions = [f for p in pairs if (f := p.fraction(token_bytes)) is not None]
+    # What a step of several streams reads depends on which experts they share, so it has no share here.
+    fractions = [f for p in pairs if streams == 1 and (f := p.fraction(token_bytes)) is not None]
     fraction = statistics.median(fractions) if fractions else None
     decode = statistics.median(p.decode_tok_s for p in pairs)
     return {
@@ -96,7 +131,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"fuel       {result['fuel']}",
         f"device     {result['device']} ({result['backend']})",
         f"prefill    {format_rate(result['prefill_tok_s'])} tok/s, {result['prompt_tokens']} tokens",
-        f"decode     {format_rate(result['decode_tok_s'])} tok/s, {result['decode_tokens']} tokens",
+        f"decode     {format_rate(result['decode_tok_s'])} tok/s, {result['decode_tokens']} tokens"
+        + (f" for each of {result['streams']} streams" if result["streams"] > 1 else ""),
         f"a token    {format_bytes(result['token_bytes'])} of weights, {result['decode_gb_s']:.1f} GB/s",
     ]
     if result["fraction_of_read_rate"] is not None:
@@ -104,7 +140,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"limit      {share}, {result['read_gb_s']:.1f} GB/s (median of {len(result['pairs'])} pairs)"
         )
-    elif result["read_gb_s"] is not None:
+    elif result["read_gb_s"] is not None and result["streams"] == 1:
         lines.append(
             f"limit      none: the weights fit the cache; memory reads {result['read_gb_s']:.1f} GB/s"
         )
@@ -129,7 +165,11 @@ def decode(
     tokens: Annotated[int, integer("Tokens to decode.")] = 64,
     pairs: Annotated[int, integer("Times that both rates are measured.")] = 5,
     read_seconds: Annotated[float, number("Seconds for each measurement of the read rate.")] = 0.5,
+    streams: Annotated[int, integer("Streams that decode together, a row each in a step.")] = 1,
     backend: Annotated[str, string("auto|cpu|cuda", "What computes.")] = "auto",
+    prefill_precision: Annotated[str, string(PRECISIONS, PREFILL_HELP)] = "auto",
+    kv_dtype: Annotated[str, string(PRECISIONS, KV_HELP)] = "auto",
+    chunk: Annotated[int, integer("Feed the prompt N tokens at a time; 0 is automatic.")] = 0,
     threads: Annotated[int, integer("CPU threads; 0 is all that may be used.")] = 0,
     as_json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
@@ -138,20 +178,34 @@ def decode(
 
     The read rate and the decoding are measured in turn, and the share is the median over these pairs.
     """
-    check_choice("--backend", backend, ("auto", "cpu", "cuda"))
+    check_computing(backend, prefill_precision, kv_dtype)
     check_integer("--threads", threads, 0)
-    for option, value in (("--prompt", prompt), ("--tokens", tokens), ("--pairs", pairs)):
+    for option, value in (
+        ("--prompt", prompt),
+        ("--tokens", tokens),
+        ("--pairs", pairs),
+        ("--streams", streams),
+    ):
         check_integer(option, value, 1)
+    check_integer("--chunk", chunk, 0, MAX_CHUNK)
     check_real("--read-seconds", read_seconds, 0.01, 60)
     notes = Notes(quiet)
     folder = _fuel(fuel, preset, notes)
     context_for(prompt, tokens, None, _core.read_config(str(folder)))
     engine = load_engine(
-        folder, notes, backend=backend, threads=threads, max_context=prompt + tokens, max_streams=1
+        folder,
+        notes,
+        backend=backend,
+        prefill_precision=prefill_precision,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        max_context=prompt + tokens,
+        max_rows=chunk,
+        max_streams=streams,
     )
     with engine:
         notes.choices(engine.info["choices"])
-        bench = Bench(engine, prompt, tokens, read_seconds)
+        bench = Bench(engine, prompt, tokens, streams, read_seconds)
         bench.warm_up()
         measured = [bench.pair() for _ in range(pairs)]
         info = engine.info
@@ -161,7 +215,8 @@ def decode(
         "device": info["device"],
         "prompt_tokens": prompt,
         "decode_tokens": tokens,
-        **summarise(measured, info["token_bytes"]),
+        "streams": streams,
+        **summarise(measured, info["token_bytes"], streams),
         "pairs": [vars(pair) for pair in measured],
     }
     text = json.dumps(result, ensure_ascii=False) if as_json else "\n".join(_lines(result))

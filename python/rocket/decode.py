@@ -6,9 +6,13 @@ import typer
 
 from rocket.errors import run_command_line
 from rocket.options import (
+    KV_HELP,
     MAX_CHUNK,
     MAX_SEED,
+    PRECISIONS,
+    PREFILL_HELP,
     check_choice,
+    check_computing,
     check_integer,
     check_output_name,
     check_real,
@@ -57,6 +61,8 @@ def decode(
     ] = None,
     seed: Annotated[int, integer("The same seed draws the same tokens.")] = 0,
     backend: Annotated[str, string("auto|cpu|cuda", "What computes.")] = "auto",
+    prefill_precision: Annotated[str, string(PRECISIONS, PREFILL_HELP)] = "auto",
+    kv_dtype: Annotated[str, string(PRECISIONS, KV_HELP)] = "auto",
     threads: Annotated[int | None, integer("CPU threads; 0, the default, is all that may be used.")] = None,
     max_context: Annotated[int | None, integer("Room for N tokens. By default what the run needs.")] = None,
     prefill_chunk: Annotated[int | None, integer("Feed the prompt N tokens at a time.")] = None,
@@ -76,7 +82,7 @@ def decode(
 ) -> int:
     """Continue a prompt: text to standard output as it is generated, everything else to standard error."""
     check_choice("--sampling", sampling, ("greedy", "fuel"))
-    check_choice("--backend", backend, ("auto", "cpu", "cuda"))
+    check_computing(backend, prefill_precision, kv_dtype)
     check_integer("--tokens", tokens, 0)
     check_integer("--seed", seed, 0, MAX_SEED)
     if temperature is not None:
@@ -116,6 +122,8 @@ def decode(
         seed=seed,
         ignore_eos=ignore_eos,
         backend=backend,
+        prefill_precision=prefill_precision,
+        kv_dtype=kv_dtype,
         threads=threads or 0,
         max_context=max_context,
         prefill_chunk=prefill_chunk or 0,

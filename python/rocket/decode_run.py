@@ -52,6 +52,8 @@ class DecodeOptions:
     seed: int = 0
     ignore_eos: bool = False
     backend: str = "auto"
+    prefill_precision: str = "auto"
+    kv_dtype: str = "auto"
     threads: int = 0
     max_context: int | None = None
     prefill_chunk: int = 0
@@ -159,6 +161,8 @@ class Decoder:
             self.folder,
             self.notes,
             backend=o.backend,
+            prefill_precision=o.prefill_precision,
+            kv_dtype=o.kv_dtype,
             threads=o.threads,
             max_context=self.context,
             max_rows=o.prefill_chunk,
@@ -294,13 +298,14 @@ class Decoder:
             self.notes.always(profile_table(title, stages, steps) + "\n")
 
     def _read_limit(self, engine: Engine) -> float | None:
-        """GB/s that this machine reads, measured only where it is reported.
-
-        It is the CPU's memory that is measured, so other backends have none.
-        """
+        """GB/s at which the memory of the weights is read, measured only where it is reported."""
         if self.options.quiet and not self.options.json:
             return None
-        if self.run.interrupted or not self.run.timing.steps_s or engine.info["backend"] != "cpu":
+        if self.run.interrupted or not self.run.timing.steps_s:
+            return None
+        if engine.info["backend"] == "cuda":
+            with contextlib.suppress(_core.Error):
+                return _core.device_read_rate_gb_s(READ_RATE_SECONDS)
             return None
         size = min(READ_RATE_BYTES, _core.memory_available()[0] // 4)
         if size < READ_RATE_BYTES // 8:  # would fit in caches

@@ -106,6 +106,7 @@ class Engine:
     """A loaded fuel. A context manager: leaving it frees the memory.
 
     ``fuel`` is a directory or a name. ``backend`` is auto, cpu or cuda; 0 leaves a number to the engine.
+    ``prefill_precision`` and ``kv_dtype`` (of the latent KV) are auto, f32 or bf16; the CPU computes in f32.
     ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
     DeviceError.
     """
@@ -119,6 +120,8 @@ class Engine:
         max_context: int = 0,
         max_rows: int = 0,
         max_streams: int = 0,
+        prefill_precision: str = "auto",
+        kv_dtype: str = "auto",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.folder = resolve(str(fuel))
@@ -129,6 +132,8 @@ class Engine:
             max_context=max_context,
             max_rows=max_rows,
             max_streams=max_streams,
+            prefill_precision=prefill_precision,
+            kv_dtype=kv_dtype,
             progress=progress,
         )
         _open_engines.add(self)

@@ -150,6 +150,18 @@ def parse_ids(option: str, text: str, below: int = 2**31) -> list[int]:
     return ids
 
 
+PRECISIONS = "auto|f32|bf16"
+PREFILL_HELP = "Arithmetic of prompts; auto is bf16 on CUDA, and the CPU has f32 only."
+KV_HELP = "How latent KV is kept; auto is bf16 on CUDA, and the CPU has f32 only."
+
+
+def check_computing(backend: str, prefill_precision: str, kv_dtype: str) -> None:
+    """The options that say what computes, and how exactly."""
+    check_choice("--backend", backend, ("auto", "cpu", "cuda"))
+    check_choice("--prefill-precision", prefill_precision, ("auto", "f32", "bf16"))
+    check_choice("--kv-dtype", kv_dtype, ("auto", "f32", "bf16"))
+
+
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UsageError(

@@ -20,7 +20,10 @@ from rocket.errors import CliError, UsageError
 from rocket.fuel import resolve
 from rocket.loading import load_engine
 from rocket.options import (
-    check_choice,
+    KV_HELP,
+    PRECISIONS,
+    PREFILL_HELP,
+    check_computing,
     check_integer,
     check_output_name,
     check_output_place,
@@ -48,6 +51,8 @@ class ScoreOptions:
     max_context: int | None
     chunk: int
     backend: str
+    prefill_precision: str
+    kv_dtype: str
     threads: int
     quiet: bool
 
@@ -192,6 +197,8 @@ def run(o: ScoreOptions) -> int:
             folder,
             notes,
             backend=o.backend,
+            prefill_precision=o.prefill_precision,
+            kv_dtype=o.kv_dtype,
             threads=o.threads,
             max_context=o.max_context or 0,
             max_rows=o.chunk,
@@ -228,6 +235,8 @@ def score(
     max_context: Annotated[int | None, integer("Longer texts are scored in windows of N tokens.")] = None,
     chunk: Annotated[int, integer("Feed N tokens at a time; 0 is automatic.")] = 0,
     backend: Annotated[str, string("auto|cpu|cuda", "What computes.")] = "auto",
+    prefill_precision: Annotated[str, string(PRECISIONS, PREFILL_HELP)] = "auto",
+    kv_dtype: Annotated[str, string(PRECISIONS, KV_HELP)] = "auto",
     threads: Annotated[int, integer("CPU threads; 0 is all that may be used.")] = 0,
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
 ) -> int:
@@ -237,7 +246,7 @@ def score(
     half of that again, the tokens just before its own, without scoring them, and scores what then fits.
     With --against, status 1 means that the runs differ by more than the gate allows.
     """
-    check_choice("--backend", backend, ("auto", "cpu", "cuda"))
+    check_computing(backend, prefill_precision, kv_dtype)
     check_integer("--threads", threads, 0)
     if out is not None:
         check_output_name("--out", out)
@@ -255,6 +264,8 @@ def score(
             max_context=max_context,
             chunk=chunk,
             backend=backend,
+            prefill_precision=prefill_precision,
+            kv_dtype=kv_dtype,
             threads=threads,
             quiet=quiet,
         )

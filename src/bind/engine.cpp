@@ -45,6 +45,8 @@ py::dict info_dict(const EngineInfo& i) {
   FIELD(fuel);
   FIELD(chemistry);
   FIELD(backend);
+  FIELD(prefill_precision);
+  FIELD(kv_dtype);
   FIELD(device);
   FIELD(choices);
   FIELD(vocab);
@@ -79,7 +81,8 @@ py::dict info_dict(const EngineInfo& i) {
 class CoreEngine {
  public:
   CoreEngine(const std::string& dir, const std::string& backend, int threads, int64_t max_context,
-             int32_t max_rows, int32_t max_streams, const py::object& progress) {
+             int32_t max_rows, int32_t max_streams, const std::string& prefill_precision,
+             const std::string& kv_dtype, const py::object& progress) {
     EngineOptions options;
     options.fuel_dir = dir;
     options.backend = backend;
@@ -87,6 +90,8 @@ class CoreEngine {
     options.max_context = max_context;
     options.max_rows = max_rows;
     options.max_streams = max_streams;
+    options.prefill_precision = prefill_precision;
+    options.kv_dtype = kv_dtype;
     options.progress = [&progress](int64_t done, int64_t total) {
       py::gil_scoped_acquire acquire;
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -270,6 +275,34 @@ class CoreEngine {
     return engine().sample(0, sampling, static_cast<uint64_t>(engine().position(stream)));
   }
 
+  // A token of each stream, and a draw for each.
+  std::vector<int32_t> decode_batch(const std::vector<StreamId>& streams, const std::vector<int32_t>& tokens,
+                                    const std::vector<SamplingParams>& sampling) {
+    const Turn turn(*this);
+    if (streams.size() != tokens.size() || streams.size() != sampling.size()) {
+      throw InputError("decode_batch: " + std::to_string(streams.size()) + " streams, " +
+                       std::to_string(tokens.size()) + " tokens and " + std::to_string(sampling.size()) +
+                       " sampling params");
+    }
+    Step step;
+    for (size_t i = 0; i < streams.size(); ++i) {
+      Row row;
+      row.token = tokens[i];
+      row.stream = streams[i];
+      row.wants_logits = true;
+      step.rows.push_back(row);
+    }
+    py::gil_scoped_release release;
+    last_ = engine().step(step);
+    note_streams(step);
+    std::vector<Draw> draws;
+    for (size_t i = 0; i < streams.size(); ++i) {
+      draws.push_back(
+          {static_cast<int32_t>(i), sampling[i], static_cast<uint64_t>(engine().position(streams[i]))});
+    }
+    return engine().sample(draws);
+  }
+
   py::array_t<float> last_logits() const {
     const Turn turn(*this);
     return to_array(engine().logits(), static_cast<py::ssize_t>(last_.row.size()), engine().info().vocab);
@@ -412,9 +445,10 @@ void add_engine(py::module_& m) {
   add_sampling(m);
   py::class_<CoreEngine>(m, "CoreEngine")
       .def(py::init<const std::string&, const std::string&, int, int64_t, int32_t, int32_t,
-                    const py::object&>(),
+                    const std::string&, const std::string&, const py::object&>(),
            py::arg("fuel_dir"), py::kw_only(), py::arg("backend") = "auto", py::arg("threads") = 0,
            py::arg("max_context") = 0, py::arg("max_rows") = 0, py::arg("max_streams") = 0,
+           py::arg("prefill_precision") = "auto", py::arg("kv_dtype") = "auto",
            py::arg("progress") = py::none())
       .def("info", [](const CoreEngine& e) { return info_dict(e.take()->info()); })
       .def("open", [](CoreEngine& e) { return e.take()->open(); })
@@ -434,6 +468,8 @@ void add_engine(py::module_& m) {
       .def("prompt", &CoreEngine::prompt, py::arg("stream"), py::arg("ids"), py::arg("sampling"),
            py::arg("chunk") = 0)
       .def("decode", &CoreEngine::decode, py::arg("stream"), py::arg("token"), py::arg("sampling"))
+      .def("decode_batch", &CoreEngine::decode_batch, py::arg("streams"), py::arg("tokens"),
+           py::arg("sampling"))
       .def("last_logits", &CoreEngine::last_logits)
       .def(
           "commit", [](CoreEngine& e, StreamId s, int32_t rows) { e.take()->commit(s, rows); },

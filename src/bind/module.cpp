@@ -130,6 +130,15 @@ PYBIND11_MODULE(_core, m) {
         return copy_rate_gb_s(pool, bytes, seconds);
       },
       py::arg("bytes") = 0, py::arg("threads") = 0, py::arg("seconds") = 0.5);
+  m.def(
+      "device_read_rate_gb_s",
+      [](double seconds) {
+        check_rate_arguments("device_read_rate_gb_s", 0, 0, seconds);
+        py::gil_scoped_release release;
+        const double rate = device_read_gb_s(seconds);
+        return rate > 0 ? std::optional<double>(rate) : std::nullopt;
+      },
+      py::arg("seconds") = 0.5);
   m.def("device_rates", &measure_device, py::arg("seconds") = 0.5);
   m.def("memory_available", [] {
     const MemoryAvailable available = memory_available();

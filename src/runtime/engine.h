@@ -30,6 +30,8 @@ struct EngineInfo {
   std::string fuel;                  // directory
   std::string chemistry;             // model_type
   std::string backend;               // cpu | cuda
+  std::string prefill_precision;     // f32 | bf16
+  std::string kv_dtype;              // of the latent KV: f32 | bf16
   std::string device;                // for instance "AMD EPYC, 2 threads, avx512"
   std::vector<std::string> choices;  // each automatic choice, one line
   int32_t vocab = 0, hidden = 0, layers = 0, moe_layers = 0, experts = 0, topk = 0;
@@ -70,6 +72,13 @@ struct LayerDiagnostics {
 // Which rows of a step wanted logits, in row order.
 struct StepResult {
   std::vector<int32_t> row;  // index in the step of each row of logits
+};
+
+// A token to draw from a row of the last step's logits.
+struct Draw {
+  int32_t row = 0;
+  SamplingParams sampling;
+  uint64_t counter = 0;  // the position of the token that is drawn
 };
 
 // Intermediate results of a step for tests; only filled while recording.
@@ -119,8 +128,9 @@ class Engine {
   // Cuts a stream back to its first `position` tokens: the nearest snapshot of its past, then replay.
   virtual void truncate(StreamId stream, int64_t position) = 0;
 
-  // Draws the next token from a row of the last step's logits (index into StepResult::row).
+  // Draws the next token from a row of the last step's logits (index into StepResult::row), or from several rows.
   virtual int32_t sample(int32_t logits_row, const SamplingParams& sampling, uint64_t counter) = 0;
+  virtual std::vector<int32_t> sample(const std::vector<Draw>& draws) = 0;
 
   // State of a stream as float32, for tests: "kda/<layer>" [heads, Dk, Dv], "conv/<layer>" [taps-1, C],
   // "latent/<layer>" [position, width], "pooled/<layer>" [position / pool, D].

@@ -30,7 +30,7 @@ class Model {
   virtual const float* logits(int32_t rows) = 0;
   // The first of the last step's first `rows` rows of logits that is not all finite, or -1. Waits.
   virtual int32_t first_bad_logits(int32_t rows) = 0;
-  virtual int32_t sample(int32_t row, const SamplingParams& sampling, uint64_t counter) = 0;
+  virtual void sample(const Draw* draws, int32_t count, int32_t* token) = 0;  // rows of the logits
 
   virtual EngineStats stats() = 0;  // of experts; the session counts steps and rows
   virtual StageTimer& timer() = 0;

@@ -407,15 +407,20 @@ void Session::replay(StreamId id, const StreamState& past, int64_t position) {
   }
 }
 
-int32_t Session::sample(int32_t row, const SamplingParams& sampling, uint64_t counter) {
+std::vector<int32_t> Session::sample(const std::vector<Draw>& draws) {
   const int32_t rows = static_cast<int32_t>(wanted_.size());
   if (rows == 0) throw InputError("sample: the last step left no logits");
-  if (row < 0) row += rows;
-  if (row < 0 || row >= rows) {
-    throw InputError("sample: the last step left logits of " + number(rows) + " rows, row " + number(row) +
-                     " is none");
+  std::vector<Draw> placed = draws;
+  for (Draw& draw : placed) {
+    const int32_t row = draw.row < 0 ? draw.row + rows : draw.row;
+    if (row < 0 || row >= rows) {
+      throw InputError("sample: the last step left logits of " + number(rows) + " rows, row " + number(row) +
+                       " is none");
+    }
+    draw.row = wanted_[static_cast<size_t>(row)].at;
   }
-  const int32_t token = model_->sample(wanted_[static_cast<size_t>(row)].at, sampling, counter);
+  std::vector<int32_t> token(placed.size());
+  model_->sample(placed.data(), static_cast<int32_t>(placed.size()), token.data());
   settle();
   return token;
 }

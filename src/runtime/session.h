@@ -37,7 +37,10 @@ class Session : public Engine {
   void save_snapshot(const std::string& name, const std::string& file) override;
   void load_snapshot(const std::string& name, const std::string& file) override;
   void truncate(StreamId stream, int64_t position) override;
-  int32_t sample(int32_t logits_row, const SamplingParams& sampling, uint64_t counter) override;
+  int32_t sample(int32_t logits_row, const SamplingParams& sampling, uint64_t counter) override {
+    return sample({{logits_row, sampling, counter}})[0];
+  }
+  std::vector<int32_t> sample(const std::vector<Draw>& draws) override;
   std::vector<float> state(StreamId stream, const std::string& name) const override;
   EngineStats stats() override;
   void set_profile(bool on) override { model_->set_profile(on); }
