@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from backends import EXACT, with_backends
 from golden_fuels import CASES, CHUNK, GREEDY, LENGTH, Case, check_fuel
 from rocket import _core
 
@@ -37,15 +38,22 @@ class Golden:
         return sorted(int(name.split("/")[1]) for name in self.tensors if name.startswith(prefix + "/"))
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda c: c.name)
+@pytest.fixture(scope="module", params=with_backends(CASES))
 def golden(request: pytest.FixtureRequest, fuel_dir: Path) -> Iterator[Golden]:
-    case: Case = request.param
+    case: Case = request.param[0]
     fuel = case.build(fuel_dir)
     with safe_open(case.file, "np") as f:
         check_fuel(case, fuel, f.metadata()["fuel_sha256"])
         tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     assert tensors["tokens"].tolist() == case.tokens()
-    engine = _core.CoreEngine(str(fuel), backend="cpu", threads=2, max_context=LENGTH + GREEDY, max_rows=128)
+    engine = _core.CoreEngine(
+        str(fuel),
+        backend=request.param[1],
+        threads=2,
+        max_context=LENGTH + GREEDY,
+        max_rows=128,
+        **EXACT,
+    )
     yield Golden(case, tensors, engine)
     engine.unload()
 

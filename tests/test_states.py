@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from backends import EXACT, with_backends
 from fuel_files import read_headers, read_tensor
 from golden_fuels import CASES, Case
 from rocket import _core
@@ -24,9 +25,15 @@ MAX_STREAMS = 12
 class Plain:
     """The naive model: a fresh stream, one token a step; what came out is remembered."""
 
-    def __init__(self, fuel: Path, names: list[str]) -> None:
+    def __init__(self, fuel: Path, names: list[str], backend: str) -> None:
         self.engine = _core.CoreEngine(
-            str(fuel), backend="cpu", threads=1, max_context=MAX_CONTEXT, max_rows=8, max_streams=2
+            str(fuel),
+            backend=backend,
+            threads=1,
+            max_context=MAX_CONTEXT,
+            max_rows=8,
+            max_streams=2,
+            **EXACT,
         )
         self.names = names
         self._logits: dict[tuple[int, ...], np.ndarray] = {}
@@ -114,19 +121,21 @@ def state_names(case: Case) -> list[str]:
     return names
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda c: c.name)
+@pytest.fixture(scope="module", params=with_backends(CASES))
 def loaded(request: pytest.FixtureRequest, fuel_dir: Path) -> Iterator[Bench]:
-    case: Case = request.param
+    case: Case = request.param[0]
+    backend: str = request.param[1]
     fuel = case.build(fuel_dir)
     engine = _core.CoreEngine(
         str(fuel),
-        backend="cpu",
+        backend=backend,
         threads=2,
         max_context=MAX_CONTEXT,
         max_rows=MAX_ROWS,
         max_streams=MAX_STREAMS,
+        **EXACT,
     )
-    plain = Plain(fuel, state_names(case))
+    plain = Plain(fuel, state_names(case), backend)
     yield Bench(case, fuel, engine, plain)
     engine.unload()
     plain.engine.unload()

@@ -141,6 +141,9 @@ def read_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> fl
 def copy_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> float:
     """The same for copying one half of such a buffer to the other; bytes read and written both count."""
 
+def cuda_devices() -> tuple[list[str], str]:
+    """Names of the CUDA devices, and why there are none."""
+
 def device_read_rate_gb_s(seconds: float = 0.5) -> float | None:
     """Rate at which the first CUDA device reads its memory, or None where there is none."""
 

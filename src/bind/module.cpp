@@ -15,6 +15,7 @@
 #include "bind/engine.h"
 #include "bind/fuel.h"
 #include "ops/table.h"
+#include "runtime/device.h"
 #include "runtime/device_rates.h"
 #include "runtime/read_rate.h"
 
@@ -140,6 +141,12 @@ PYBIND11_MODULE(_core, m) {
       },
       py::arg("seconds") = 0.5);
   m.def("device_rates", &measure_device, py::arg("seconds") = 0.5);
+  m.def("cuda_devices", [] {
+    std::string why;
+    std::vector<std::string> names;
+    for (const CudaDevice& device : cuda_devices(&why)) names.push_back(device.name);
+    return py::make_tuple(names, why);
+  });
   m.def("memory_available", [] {
     const MemoryAvailable available = memory_available();
     return py::make_tuple(available.bytes, available.source);
