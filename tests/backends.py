@@ -1,12 +1,10 @@
-"""Backends that the tests run on. Those of CUDA carry the mark gpu and say why they are skipped without one."""
+"""Backends that the tests run on. Those of CUDA carry the mark gpu, and say why they are skipped."""
 
 from typing import Any
 
 import pytest
 
 from rocket import _core
-
-BACKENDS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 EXACT = {"prefill_precision": "f32", "kv_dtype": "f32"}  # as the CPU computes
 

@@ -1,4 +1,4 @@
-"""The CUDA engine on the trained fuel: the CPU's tokens, the same bits whatever shares a step, and what BF16 costs."""
+"""The CUDA engine on the trained fuel: the CPU's tokens, bits that no neighbour changes, what BF16 costs."""
 
 from collections.abc import Iterator
 from pathlib import Path
