@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "gpu_check.h"
@@ -43,12 +44,19 @@ inline double read_rate(Gpu& gpu) {
   return rocket::device_read_gb_s(0.3) * 1e9;
 }
 
-// One line: what it took, what it read and wrote by count, and how that compares with `rate` of read_rate().
+// One line: what it took, what it read and wrote by count, and how that compares with `rate` of read_rate(). Also a
+// line of JSON at the end of the file that ROCKET_BENCH_OUT names, if it does.
 inline void report(const char* name, double us, double bytes, double rate) {
   const double gb_s = bytes / us * 1e-3;
   std::printf("%-56s %10.2f us  %12.0f bytes  %8.1f GB/s  %5.1f %% of the read rate\n", name, us, bytes, gb_s,
               gb_s * 1e9 / rate * 100);
   std::fflush(stdout);
+  const char* path = std::getenv("ROCKET_BENCH_OUT");
+  std::FILE* file = path && *path ? std::fopen(path, "a") : nullptr;
+  if (!file) return;
+  std::fprintf(file, "{\"op\": \"%s\", \"us\": %.3f, \"bytes\": %.0f, \"gb_s\": %.1f, \"fraction\": %.4f}\n",
+               name, us, bytes, gb_s, gb_s * 1e9 / rate);
+  std::fclose(file);
 }
 
 }  // namespace check
