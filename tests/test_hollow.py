@@ -139,8 +139,16 @@ def test_a_kill_on_the_way_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_disk_without_holes(tmp_path: Path, rocket: Rocket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hollow, "disk_bytes", lambda file: hollow.PROBE_BYTES)
-    rocket.fails(1, "keeps no holes", arguments=("fuel", "hollow", "glm-5.3-flash", str(tmp_path / "f")))
-    assert tree(tmp_path) == []
+    for place in (tmp_path / "f", tmp_path / "new" / "folders" / "f"):
+        rocket.fails(1, "keeps no holes", arguments=("fuel", "hollow", "glm-5.3-flash", str(place)))
+        assert tree(tmp_path) == []
+
+
+def test_where_nothing_can_be_made(tmp_path: Path, rocket: Rocket) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "f", Path("/proc/f")):
+        rocket.fails(1, str(place), "cannot write", arguments=("fuel", "hollow", "glm-5.3-flash", str(place)))
+    assert tree(tmp_path) == ["file"]
 
 
 def test_a_hollow_fuel_that_lost_a_shard(flash: Path, tmp_path: Path, rocket: Rocket) -> None:

@@ -274,6 +274,11 @@ def test_unknown_fuel(rocket: Rocket, tmp_path: Path, command: tuple[str, ...]) 
     assert tree(tmp_path) == []
 
 
+def test_full_disks_are_named(rocket: Rocket, tiny: str) -> None:
+    arguments = ("split", tiny, "--boosters", "2", "--out", "/dev/full")
+    rocket.fails(1, "--out: cannot write /dev/full", "No space left", arguments=arguments)
+
+
 @pytest.mark.parametrize("where", ["missing/split.json", "."])
 def test_split_to_where_nothing_can_be_written(rocket: Rocket, tiny: str, tmp_path: Path, where: str) -> None:
     rocket.fails(1, "--out", arguments=("split", tiny, "--boosters", "2", "--out", str(tmp_path / where)))

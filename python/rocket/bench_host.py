@@ -235,7 +235,7 @@ def host(
         name = "host"
         text = profile_text(measured, name, datetime.date.today().isoformat())
         profile = parse(text.encode(), out)
-        file.file.write(text.encode())
+        file.write(text.encode())
     if measured.device is None:
         notes.say(f"host to device: not measured: {measured.why_no_device}")
     text = (

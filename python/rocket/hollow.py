@@ -8,12 +8,13 @@ them.
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rocket.architecture import to_config
 from rocket.console import Progress
-from rocket.errors import CliError, UsageError, describe_os_error
+from rocket.errors import CliError, UsageError, reason_of
 from rocket.inventory import TensorInfo, parameters, tensors
 from rocket.manifest import Manifest
 from rocket.shards import header_of, index_text, shard_names, split_by_name
@@ -50,6 +51,7 @@ def write_hollow(manifest: Manifest, target: str, progress: Progress | None = No
     require_consistent(manifest, manifest.id)
     path = Path(target)
     _check_target(path)
+    made = [folder for folder in path.parents if not folder.exists()]
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
@@ -57,12 +59,16 @@ def write_hollow(manifest: Manifest, target: str, progress: Progress | None = No
         _write(partial, manifest, progress)
         partial.rename(path)
     except OSError as error:
-        reason = describe_os_error(OSError(error.errno, error.strerror))
         raise CliError(
-            f"{target}: cannot write the hollow fuel: {reason}", "give a folder on another disk"
+            f"{target}: cannot write the hollow fuel: {reason_of(error)}",
+            "give a folder that can be made, on a disk with room",
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if not path.exists():
+            with suppress(OSError):
+                for folder in made:
+                    folder.rmdir()
     return path
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -61,9 +62,17 @@ class AtomicFile:
         """Whether it is a file that appears at the end, not a device or a pipe."""
         return self._temporary is not None
 
+    def write(self, data: bytes) -> None:
+        with self.naming():
+            self.file.write(data)
+
+    def naming(self) -> AbstractContextManager[None]:
+        """Says of an OSError that it was this file."""
+        return naming(f"{self.option}: cannot write {self.target}", ROOM_HINT)
+
     def commit(self) -> None:
         try:
-            with naming(f"{self.option}: cannot write {self.target}", ROOM_HINT):
+            with self.naming():
                 self.file.close()  # may still run out of space
                 if self._temporary is not None:
                     self._temporary.replace(self.target)
@@ -125,7 +134,7 @@ class LogitsWriter:
 
     def append(self, logits: npt.NDArray[np.float32]) -> None:
         rows, self._vocab = logits.shape
-        with naming(f"{self._out.option}: cannot write {self._out.target}", ROOM_HINT):
+        with self._out.naming():
             self._out.file.write(np.ascontiguousarray(logits, dtype="<f4").tobytes())
         self._rows += rows  # only now: a Ctrl-C may come before
 
@@ -149,7 +158,7 @@ class LogitsWriter:
         if kind is not None or self._discarded or not self._rows:
             self._out.discard()
             return
-        with self._out, naming(f"{self._out.option}: cannot write {self._out.target}", ROOM_HINT):
+        with self._out, self._out.naming():
             end = 8 + self.HEADER_BYTES + 4 * self._rows * self._vocab
             if self._out.is_regular:
                 self._out.file.truncate(end)  # less what a Ctrl-C left of a row

@@ -125,7 +125,7 @@ def split(
         raise UsageError(f"fuel {name}: expected MoE layers, found none", "there is nothing to split")
     made = build(name, account, boosters, by, trace)
     with AtomicFile(out, "--out") as file:
-        file.file.write(made.text().encode())
+        file.write(made.text().encode())
     text = (
         json.dumps(made.model_dump(exclude={"owner"}), ensure_ascii=False)
         if as_json

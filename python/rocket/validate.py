@@ -281,4 +281,4 @@ def fix(manifest: ManifestFile, mismatches: list[Mismatch], source: str, weights
             "correct the file by hand",
         )
     with AtomicFile(Path(manifest.path), "--fix") as out:
-        out.file.write(text.encode())
+        out.write(text.encode())
