@@ -139,11 +139,11 @@ def test_show_of_a_manifest(name: str, rocket: Rocket) -> None:
 
 
 def test_list(rocket: Rocket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocket.manifest.search_path", lambda: [FUELS])
-    monkeypatch.setattr("rocket.fuel.search_path", list)
+    monkeypatch.setattr("rocket.fuel.search_path", lambda: [FUELS])
+    monkeypatch.setattr("rocket.fuel_command.known_fuels", dict)
     assert rocket("fuel", "list") == 0
     check_golden("list.txt", rocket.out)
-    monkeypatch.setattr("rocket.manifest.search_path", list)
+    monkeypatch.setattr("rocket.fuel.search_path", list)
     rocket.fails(1, "no fuels are known", arguments=("fuel", "list"))
 
 

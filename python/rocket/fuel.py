@@ -33,15 +33,20 @@ def search_path() -> list[Path]:
     return [*given, package / "fuels", source / "fuels"]
 
 
-def known_fuels() -> dict[str, Path]:
-    """Name -> folder of every fuel with weights on the search path; the first of a name counts."""
+def folders_with(file: str) -> dict[str, Path]:
+    """Name -> folder of everything on the search path that has such a file; the first of a name counts."""
     found: dict[str, Path] = {}
     for place in search_path():
         with contextlib.suppress(OSError):
             for folder in sorted(place.iterdir()):
-                if has(folder, CONFIG):
+                if has(folder, file):
                     found.setdefault(folder.name, folder)
     return found
+
+
+def known_fuels() -> dict[str, Path]:
+    """Name -> folder of every fuel with weights on the search path."""
+    return folders_with(CONFIG)
 
 
 def resolve(name: str) -> Path:
@@ -75,18 +80,9 @@ def _close_directories(path: Path) -> list[str]:
     return []
 
 
-def _bare_names(fuels: dict[str, Path]) -> list[str]:
-    """Names with a manifest and no weights."""
-    found: set[str] = set()
-    for place in search_path():
-        with contextlib.suppress(OSError):
-            found |= {folder.name for folder in place.iterdir() if has(folder, MANIFEST)}
-    return sorted(found - set(fuels))
-
-
 def _known_hint(fuels: dict[str, Path]) -> str:
     known = f"fuels with weights: {', '.join(fuels)}" if fuels else "no named fuel has weights here"
-    if bare := _bare_names(fuels):
+    if bare := sorted(set(folders_with(MANIFEST)) - set(fuels)):
         known += f" ({', '.join(bare)}: manifest only)"
     return f"{known}; or give the directory that holds config.json, or set ROCKET_FUELS to folders of fuels"
 

@@ -4,7 +4,6 @@ Field names carry units. A number says where it comes from, ``{value: 21.05, sou
 number counts as published. ``python -m rocket.manifest`` prints the JSON schema (fuels/fuel.schema.json).
 """
 
-import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from rocket.architecture import (
 )
 from rocket.checked import parse_yaml, read_whole, validate
 from rocket.errors import UsageError
-from rocket.fuel import MANIFEST, has, search_path
+from rocket.fuel import MANIFEST, folders_with, has
 from rocket.inventory import Scheme
 from rocket.quantity import Quantity
 
@@ -319,14 +318,8 @@ def read_manifest(path: Path, option: str = "manifest") -> ManifestFile:
 
 
 def known_manifests() -> dict[str, Path]:
-    """Name -> file of every manifest on the search path for fuels; the first of a name counts."""
-    found: dict[str, Path] = {}
-    for place in search_path():
-        with contextlib.suppress(OSError):
-            for folder in sorted(place.iterdir()):
-                if has(folder, MANIFEST):
-                    found.setdefault(folder.name, folder / MANIFEST)
-    return found
+    """Name -> file of every manifest on the search path for fuels."""
+    return {name: folder / MANIFEST for name, folder in folders_with(MANIFEST).items()}
 
 
 def find_manifest(name: str) -> ManifestFile:
