@@ -65,8 +65,10 @@ class FakeModel : public rocket::Model {
   const float* logits(int32_t) override { return logits_.data(); }
   int32_t first_bad_logits(int32_t) override { return -1; }
   void sample(const rocket::Draw* draws, int32_t count, int32_t* token) override {
-    for (int32_t i = 0; i < count; ++i)
-      token[i] = static_cast<int32_t>(logits_[static_cast<size_t>(draws[i].row) * kVocab]) % kVocab;
+    for (int32_t i = 0; i < count; ++i) sample_row(draws[i].row, token + i);
+  }
+  void drawn(int32_t rows, int32_t* token) override {
+    for (int32_t i = 0; i < rows; ++i) sample_row(i, token + i);
   }
   rocket::EngineStats stats() override { return stats_; }
   rocket::StageTimer& timer() override { return timer_; }
@@ -78,6 +80,9 @@ class FakeModel : public rocket::Model {
   bool fail_next = false;
 
  private:
+  void sample_row(int32_t row, int32_t* token) const {
+    *token = static_cast<int32_t>(logits_[static_cast<size_t>(row) * kVocab]) % kVocab;
+  }
   rocket::PagedRows paged(const rocket::StepPlan& step, int32_t segment, size_t index) const {
     const rocket::PagedPart& part = layout_.paged()[index];
     return {step.stream[static_cast<size_t>(segment)]->page_table(), part.offset, part.page_rows, part.width};

@@ -377,4 +377,16 @@ void Glm5::find_bad(int32_t first, int32_t rows) {
   ops_.find_bad(p, exec_);
 }
 
+void Glm5::draw(int32_t first, int32_t rows, const SamplingParams* sampling, const uint64_t* counter,
+                int32_t* token) {
+  SampleParams p;
+  p.ld = p.vocab = config_.vocab_size;
+  p.logits = logits_ + first * p.ld;
+  p.rows = rows;
+  p.sampling = sampling;
+  p.counter = counter;
+  p.token = token;
+  ops_.sample(p, exec_);
+}
+
 }  // namespace rocket::glm5

@@ -115,6 +115,8 @@ void Glm5::head(const StepView& step, const Activations& a) {
   StageTimer::Scope time(timer_, stage_.head);
   linear(hidden, H, step.logits_rows, {{weights_->lm_head, logits_ + step.first_logit * V, V}});
   find_bad(step.first_logit, step.logits_rows);
+  if (step.sampling)
+    draw(step.first_logit, step.logits_rows, step.sampling, step.counter, token_ + step.first_logit);
 }
 
 }  // namespace rocket::glm5

@@ -45,6 +45,7 @@ class Glm5 : public Model {
   const float* logits(int32_t rows) override;
   int32_t first_bad_logits(int32_t rows) override;
   void sample(const Draw* draws, int32_t count, int32_t* token) override;
+  void drawn(int32_t rows, int32_t* token) override;
   EngineStats stats() override;
   StageTimer& timer() override { return timer_; }
   void set_profile(bool on) override;
@@ -138,6 +139,8 @@ class Glm5 : public Model {
   void expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b);
   void expert_sum(Activations& a, const MoeBuffers& b);
   void find_bad(int32_t first, int32_t rows);
+  void draw(int32_t first, int32_t rows, const SamplingParams* sampling, const uint64_t* counter,
+            int32_t* token);
   void hyper_head(const StepView& step, const Activations& a, float* hidden);
 
   void find_parts();
@@ -187,11 +190,12 @@ class Glm5 : public Model {
   // In the backend's memory, for as long as the model lives.
   float* logits_ = nullptr;             // [max_logits_rows, vocab]
   int32_t* bad_ = nullptr;              // [max_logits_rows], 1 where logits are not finite
-  int32_t* token_ = nullptr;            // [max_logits_rows] that were drawn last
+  int32_t* token_ = nullptr;            // [max_logits_rows] that were drawn last, right behind bad_
   int64_t* distinct_ = nullptr;         // [1] distinct experts of all steps and layers so far
   SamplingParams* sampling_ = nullptr;  // [max_logits_rows] of the draws in hand
   uint64_t* counter_ = nullptr;         // [max_logits_rows]
   std::vector<float> host_logits_;
+  std::vector<int32_t> known_bad_;  // of the last step's rows, where they came with its tokens
 };
 
 template <typename T>

@@ -111,8 +111,8 @@ Glm5::Glm5(Shape, const Config& config, const Weights& shapes, Backend& backend,
 void Glm5::take_results() {
   const int64_t rows = logits_rows(config_, max_rows_);
   logits_ = workspace_.take<float>(rows * config_.vocab_size);
-  bad_ = workspace_.take<int32_t>(rows);
-  token_ = workspace_.take<int32_t>(rows);
+  bad_ = workspace_.take<int32_t>(2 * rows);
+  token_ = bad_ + rows;
   distinct_ = workspace_.take<int64_t>(1);
   sampling_ = workspace_.take<SamplingParams>(rows);
   counter_ = workspace_.take<uint64_t>(rows);
@@ -129,6 +129,8 @@ int64_t Glm5::workspace_bytes(const Config& config, const Weights& shapes, Backe
     step.rows = max_rows;
     step.segments = max_rows;
     step.logits_rows = logits_rows(config, max_rows);
+    step.sampling = model.sampling_;
+    step.counter = model.counter_;
     model.pass(step);
   }
   int64_t bytes = static_cast<int64_t>(model.workspace_.peak());

@@ -1,4 +1,6 @@
 // A step from the session's side: issuing it, and what is read back of it.
+#include <algorithm>
+
 #include "glm5-moe-nvfp4-2b/forward.h"
 
 namespace rocket::glm5 {
@@ -6,8 +8,10 @@ namespace rocket::glm5 {
 void Glm5::forward(const StepPlan& plan) {
   const StepView step = backend_->stage(plan);
   exec_.tensor_cores = plan.tensor_cores;
-  const Backend::Key key{step.rows, step.logits_rows, step.first_logit, step.embedding != nullptr,
-                         plan.tensor_cores};
+  const Backend::Key key{step.rows,         step.logits_rows,
+                         step.first_logit,  step.embedding != nullptr,
+                         plan.tensor_cores, step.sampling != nullptr};
+  known_bad_.clear();
   backend_->run(key, [&] { pass(step); });
   collect_times();
 }
@@ -20,11 +24,24 @@ const float* Glm5::logits(int32_t rows) {
 }
 
 int32_t Glm5::first_bad_logits(int32_t rows) {
-  const std::vector<int32_t> bad = read(bad_, rows);
+  std::vector<int32_t> bad(static_cast<size_t>(rows));
+  if (known_bad_.size() == bad.size()) {
+    bad = known_bad_;
+  } else {
+    bad = read(bad_, rows);
+  }
   for (int32_t row = 0; row < rows; ++row) {
     if (bad[static_cast<size_t>(row)]) return row;
   }
   return -1;
+}
+
+// The tokens lie behind the flags of bad logits, so that one copy brings both.
+void Glm5::drawn(int32_t rows, int32_t* token) {
+  const int64_t between = token_ - bad_;
+  const std::vector<int32_t> all = read(bad_, between + rows);
+  known_bad_.assign(all.begin(), all.begin() + rows);
+  std::copy(all.begin() + between, all.end(), token);
 }
 
 // Rows that lie one after the other are drawn together.
@@ -43,17 +60,7 @@ void Glm5::sample(const Draw* draws, int32_t count, int32_t* token) {
     const int32_t rows = end - first;
     memory().write(sampling_, sampling.data() + first, static_cast<size_t>(rows) * sizeof(SamplingParams));
     memory().write(counter_, counter.data() + first, static_cast<size_t>(rows) * sizeof(uint64_t));
-    {
-      StageTimer::Scope time(timer_, stage_.head);
-      SampleParams p;
-      p.ld = p.vocab = config_.vocab_size;
-      p.logits = logits_ + draws[first].row * p.ld;
-      p.rows = rows;
-      p.sampling = sampling_;
-      p.counter = counter_;
-      p.token = token_;
-      ops_.sample(p, exec_);
-    }
+    draw(draws[first].row, rows, sampling_, counter_, token_);
     memory().read(token + first, token_, static_cast<size_t>(rows) * sizeof(int32_t));
   }
   collect_times();

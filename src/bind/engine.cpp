@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -270,9 +271,7 @@ class CoreEngine {
     row.wants_logits = true;
     step.rows.push_back(row);
     py::gil_scoped_release release;
-    last_ = engine().step(step);
-    note_streams(step);
-    return engine().sample(0, sampling, static_cast<uint64_t>(engine().position(stream)));
+    return draw_each(step, {sampling})[0];
   }
 
   // A token of each stream, and a draw for each.
@@ -293,14 +292,7 @@ class CoreEngine {
       step.rows.push_back(row);
     }
     py::gil_scoped_release release;
-    last_ = engine().step(step);
-    note_streams(step);
-    std::vector<Draw> draws;
-    for (size_t i = 0; i < streams.size(); ++i) {
-      draws.push_back(
-          {static_cast<int32_t>(i), sampling[i], static_cast<uint64_t>(engine().position(streams[i]))});
-    }
-    return engine().sample(draws);
+    return draw_each(step, sampling);
   }
 
   py::array_t<float> last_logits() const {
@@ -362,6 +354,15 @@ class CoreEngine {
       step.rows.push_back(row);
     }
     return step;
+  }
+
+  // Every row of the step wants logits.
+  std::vector<int32_t> draw_each(const Step& step, const std::vector<SamplingParams>& sampling) {
+    const std::vector<int32_t> tokens = engine().step_and_sample(step, sampling);
+    last_.row.resize(step.rows.size());
+    std::iota(last_.row.begin(), last_.row.end(), 0);
+    note_streams(step);
+    return tokens;
   }
 
   void note_streams(const Step& step) {

@@ -37,7 +37,7 @@ class Backend {
   // would make the same calls with the same pointers, so that a backend may replay what it has recorded.
   struct Key {
     int32_t rows = 0, logits_rows = 0, first_logit = 0;
-    bool embeddings = false, tensor_cores = false;
+    bool embeddings = false, tensor_cores = false, draws = false;
     auto operator<=>(const Key&) const = default;
   };
   virtual void run(const Key& key, const std::function<void()>& forward) = 0;

@@ -46,6 +46,10 @@ class CpuBackend : public Backend {
     view.checkpoint = plan.any_checkpoint ? plan.checkpoint.data() : nullptr;
     view.pages = pages_.data();
     view.logits_row = plan.logits_row.data();
+    if (!plan.sampling.empty()) {
+      view.sampling = plan.sampling.data();
+      view.counter = plan.counter.data();
+    }
     return view;
   }
 

@@ -147,6 +147,8 @@ struct StepBlock {
     place(state);
     place(checkpoint);
     place(pages);
+    place(counter);
+    place(sampling);
     place(token);
     place(logits_row);
   }
@@ -157,6 +159,8 @@ struct StepBlock {
   float* const** pages = nullptr;
   int32_t* token = nullptr;
   int32_t* logits_row = nullptr;
+  uint64_t* counter = nullptr;
+  SamplingParams* sampling = nullptr;
   size_t bytes = 0;
 };
 
@@ -221,6 +225,8 @@ class CudaBackend : public Backend {
       host.token[i] = plan.token[s];
       host.embedding[i] = plan.any_embedding ? stage_embedding(i, plan.embedding[s]) : nullptr;
       host.logits_row[i] = s < plan.logits_row.size() ? plan.logits_row[s] : 0;
+      host.sampling[i] = s < plan.sampling.size() ? plan.sampling[s] : SamplingParams{};
+      host.counter[i] = s < plan.counter.size() ? plan.counter[s] : 0;
     }
     cuda_check(cudaMemcpyAsync(device_block_, to.data, host.bytes, cudaMemcpyHostToDevice, context_.stream),
                "arrays of a step");
@@ -236,6 +242,10 @@ class CudaBackend : public Backend {
     view.checkpoint = device.checkpoint;
     view.pages = device.pages;
     view.logits_row = device.logits_row;
+    if (!plan.sampling.empty()) {
+      view.sampling = device.sampling;
+      view.counter = device.counter;
+    }
     return view;
   }
 

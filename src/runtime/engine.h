@@ -107,6 +107,11 @@ class Engine {
   // PlanError if it has too many rows or a stream would pass max_context.
   virtual StepResult step(const Step& step) = 0;
 
+  // Runs a step and draws a token from each row that wants logits, as step() and sample() would, with
+  // counter = the row's position + 1; `sampling` has an entry for each, in row order. The fastest way to decode.
+  virtual std::vector<int32_t> step_and_sample(const Step& step,
+                                               const std::vector<SamplingParams>& sampling) = 0;
+
   // The last step's logits on the host, [rows, vocab], row i for StepResult::row[i]; null if no row wanted any. Valid
   // until the next step. A device may still be at work when step() returns: a failure that shows later, logits that
   // are not finite among them, is thrown by the next call that has to wait for it.

@@ -31,6 +31,8 @@ class Model {
   // The first of the last step's first `rows` rows of logits that is not all finite, or -1. Waits.
   virtual int32_t first_bad_logits(int32_t rows) = 0;
   virtual void sample(const Draw* draws, int32_t count, int32_t* token) = 0;  // rows of the logits
+  // The tokens that a step with plan.sampling drew from its first `rows` rows of logits. Waits.
+  virtual void drawn(int32_t rows, int32_t* token) = 0;
 
   virtual EngineStats stats() = 0;  // of experts; the session counts steps and rows
   virtual StageTimer& timer() = 0;

@@ -184,6 +184,7 @@ std::vector<StepPlan> Session::passes(const Step& step, StepPlan plan) {
     return all;
   }
   StepPlan decode, prompt;
+  size_t wanted = 0;
   for (size_t s = 0; s < plan.segment.size(); ++s) {
     const Segment& segment = plan.segment[s];
     const auto first = step.rows.begin() + segment.first_row;
@@ -194,7 +195,14 @@ std::vector<StepPlan> Session::passes(const Step& step, StepPlan plan) {
     to.stream.push_back(plan.stream[s]);
     for (int32_t i = segment.first_row; i < segment.first_row + segment.rows; ++i) {
       const size_t row = static_cast<size_t>(i);
-      if (step.rows[row].wants_logits) to.logits_row.push_back(to.rows());
+      if (step.rows[row].wants_logits) {
+        if (!plan.sampling.empty()) {
+          to.sampling.push_back(plan.sampling[wanted]);
+          to.counter.push_back(plan.counter[wanted]);
+        }
+        to.logits_row.push_back(to.rows());
+        ++wanted;
+      }
       to.token.push_back(plan.token[row]);
       to.embedding.push_back(plan.embedding[row]);
       to.any_embedding |= plan.embedding[row] != nullptr;
@@ -207,10 +215,10 @@ std::vector<StepPlan> Session::passes(const Step& step, StepPlan plan) {
   prompt.first_logit = static_cast<int32_t>(decode.logits_row.size());
   // Where the logits of each row went: decode rows come first.
   int32_t next[2] = {0, prompt.first_logit};
-  for (Wanted& wanted : wanted_) {
+  for (Wanted& place : wanted_) {
     const bool is_prompt = std::find(prompt.stream.begin(), prompt.stream.end(),
-                                     stream(wanted.stream).state.get()) != prompt.stream.end();
-    wanted.at = next[is_prompt]++;
+                                     stream(place.stream).state.get()) != prompt.stream.end();
+    place.at = next[is_prompt]++;
   }
   for (StepPlan* part : {&decode, &prompt}) {
     if (part->rows() > 0) all.push_back(std::move(*part));
@@ -237,9 +245,14 @@ void Session::settle() {
                   "check the fuel's files against their publisher's checksums");
 }
 
-StepResult Session::step(const Step& step) {
+StepResult Session::run(const Step& step, const std::vector<SamplingParams>* sampling) {
   settle();
   StepPlan plan = check(step);
+  if (sampling && sampling->size() != plan.logits_row.size()) {
+    throw InputError("step: " + number(static_cast<int64_t>(plan.logits_row.size())) +
+                     " rows want logits, and " + number(static_cast<int64_t>(sampling->size())) +
+                     " ways to draw from them were given");
+  }
   prepare(step, plan);
   const StepResult result{plan.logits_row};
   wanted_.clear();
@@ -248,7 +261,9 @@ StepResult Session::step(const Step& step) {
     while (s + 1 < plan.segment.size() && plan.segment[s + 1].first_row <= row) ++s;
     wanted_.push_back({static_cast<int32_t>(wanted_.size()), step.rows[static_cast<size_t>(row)].stream,
                        plan.segment[s].position + row - plan.segment[s].first_row});
+    if (sampling) plan.counter.push_back(static_cast<uint64_t>(wanted_.back().position + 1));
   }
+  if (sampling) plan.sampling = *sampling;
   try {
     for (const StepPlan& pass : passes(step, plan)) model_->forward(pass);
     settled_ = wanted_.empty();
@@ -269,6 +284,15 @@ StepResult Session::step(const Step& step) {
   ++steps_;
   rows_ += plan.rows();
   return result;
+}
+
+std::vector<int32_t> Session::step_and_sample(const Step& step, const std::vector<SamplingParams>& sampling) {
+  run(step, &sampling);
+  std::vector<int32_t> by_place(wanted_.size()), token;
+  model_->drawn(static_cast<int32_t>(by_place.size()), by_place.data());
+  settle();
+  for (const Wanted& wanted : wanted_) token.push_back(by_place[static_cast<size_t>(wanted.at)]);
+  return token;
 }
 
 const float* Session::logits() {

@@ -27,7 +27,9 @@ class Session : public Engine {
   void close(StreamId stream) override;
   int64_t position(StreamId stream) const override;
   StreamId fork(StreamId stream) override;
-  StepResult step(const Step& step) override;
+  StepResult step(const Step& step) override { return run(step, nullptr); }
+  std::vector<int32_t> step_and_sample(const Step& step,
+                                       const std::vector<SamplingParams>& sampling) override;
   const float* logits() override;
   void commit(StreamId stream, int32_t rows) override;
   void snapshot(StreamId stream, const std::string& name) override;
@@ -67,6 +69,7 @@ class Session : public Engine {
   StepPlan check(const Step& step) const;
   void check_row(const Row& row, size_t index, int64_t expected) const;
   void prepare(const Step& step, StepPlan& plan);
+  StepResult run(const Step& step, const std::vector<SamplingParams>* sampling);
   std::vector<StepPlan> passes(const Step& step, StepPlan plan);
   void settle();
   void replay(StreamId id, const StreamState& past, int64_t position);

@@ -6,6 +6,7 @@
 
 #include "ops/pages.h"
 #include "ops/rows.h"
+#include "ops/sample.h"
 #include "state/layout.h"
 #include "state/stream.h"
 
@@ -20,9 +21,11 @@ struct StepPlan {
   std::vector<StreamState*> stream;  // [segments]
   std::vector<float*> checkpoint;    // [rows] recurrent blocks to fill, or null
   bool any_checkpoint = false;
-  std::vector<int32_t> logits_row;  // rows that want logits, ascending
-  int32_t first_logit = 0;          // where in the step's logits the first of them goes
-  bool tensor_cores = false;        // rows may be rounded to BF16
+  std::vector<int32_t> logits_row;       // rows that want logits, ascending
+  int32_t first_logit = 0;               // where in the step's logits the first of them goes
+  std::vector<SamplingParams> sampling;  // [logits_row] how to draw from each, or empty: nothing is drawn
+  std::vector<uint64_t> counter;         // likewise
+  bool tensor_cores = false;             // rows may be rounded to BF16
 
   int32_t rows() const { return static_cast<int32_t>(token.size()); }
   int32_t segments() const { return static_cast<int32_t>(segment.size()); }
@@ -34,13 +37,15 @@ struct StepView {
   int32_t segments = 0;  // entries of `segment`; on a device some at its end may be empty
   int32_t logits_rows = 0;
   int32_t first_logit = 0;
-  const int32_t* token = nullptr;           // [rows]
-  const float* const* embedding = nullptr;  // [rows], or null if only tokens are fed
-  const Segment* segment = nullptr;         // [segments]
-  float* const* state = nullptr;            // [segments] recurrent blocks
-  float* const* checkpoint = nullptr;       // [rows] recurrent blocks to fill, each may be null; or null
-  float* const* const* pages = nullptr;     // [segments] page tables
-  const int32_t* logits_row = nullptr;      // [logits_rows]
+  const int32_t* token = nullptr;            // [rows]
+  const float* const* embedding = nullptr;   // [rows], or null if only tokens are fed
+  const Segment* segment = nullptr;          // [segments]
+  float* const* state = nullptr;             // [segments] recurrent blocks
+  float* const* checkpoint = nullptr;        // [rows] recurrent blocks to fill, each may be null; or null
+  float* const* const* pages = nullptr;      // [segments] page tables
+  const int32_t* logits_row = nullptr;       // [logits_rows]
+  const SamplingParams* sampling = nullptr;  // [logits_rows], or null: nothing is drawn
+  const uint64_t* counter = nullptr;         // [logits_rows]
 
   BlockParts state_part(const RecurrentPart& part) const { return {state, part.offset}; }
   BlockParts checkpoint_part(const RecurrentPart& part) const { return {checkpoint, part.offset}; }
