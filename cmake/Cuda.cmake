@@ -31,6 +31,25 @@ if(ROCKET_WITH_CUDA)
 endif()
 message(STATUS "Rocket: CUDA backend ${ROCKET_WITH_CUDA} (ROCKET_CUDA=${ROCKET_CUDA})")
 
+# cuBLASLt: its header from the toolkit or from the wheel nvidia-cublas; its library is loaded at run time.
+function(rocket_cublas_lt target)
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+                  OUTPUT_VARIABLE wheels OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  find_path(ROCKET_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${wheels}/nvidia/cu13/include
+            ${wheels}/nvidia/cublas/include)
+  if(NOT ROCKET_CUBLASLT_INCLUDE)
+    message(STATUS "Rocket: no cublasLt.h (CUDA toolkit, or pip install nvidia-cublas): own BF16 kernels for prefill")
+    return()
+  endif()
+  find_file(library libcublasLt.so.13 HINTS ${ROCKET_CUBLASLT_INCLUDE}/../lib ${ROCKET_CUBLASLT_INCLUDE}/../lib64
+            ${CUDAToolkit_LIBRARY_DIR} NO_CACHE)
+  get_filename_component(folder "${library}" DIRECTORY)
+  message(STATUS "Rocket: cuBLASLt header in ${ROCKET_CUBLASLT_INCLUDE}, library in ${folder}")
+  target_include_directories(${target} PRIVATE ${ROCKET_CUBLASLT_INCLUDE})
+  target_compile_definitions(${target} PRIVATE ROCKET_CUBLASLT_FOLDER="${folder}")
+  target_link_libraries(${target} PUBLIC ${CMAKE_DL_LIBS})
+endfunction()
+
 function(rocket_cuda target)
   if(NOT ROCKET_WITH_CUDA)
     return()
@@ -42,4 +61,6 @@ function(rocket_cuda target)
   # Multiplications and additions fuse where the source says so and nowhere else: see src/ops/cuda.cuh.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-O3 --fmad=false -Xcompiler=-Wall>)
   target_link_libraries(${target} PUBLIC CUDA::cudart_static)
+  find_package(Python 3.10 QUIET COMPONENTS Interpreter)
+  rocket_cublas_lt(${target})
 endfunction()

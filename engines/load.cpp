@@ -139,6 +139,7 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
                      : make_cpu_backend(threads_for(options));
   const glm5::Precision precision = precision_for(options, *backend);
   Plan plan = make_plan(options, config, precision, loader, *backend);
+  if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
   if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);
   Backend& on = *backend;
   std::unique_ptr<glm5::LoadedWeights> weights = loader.load(on.memory(), options.progress);

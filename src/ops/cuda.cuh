@@ -16,13 +16,16 @@
 
 namespace rocket {
 
+class CublasLt;
+
 struct CudaContext {
   cudaStream_t stream = nullptr;
   int device = 0;
   int sm_count = 0;
   int arch = 0;  // 90, 121, …
   int64_t l2_bytes = 0;
-  bool sync_each = false;  // ROCKET_CUDA_SYNC: wait after each op, so that a failure names it
+  CublasLt* cublas = nullptr;  // may be null: ops/cublas_lt.h
+  bool sync_each = false;      // ROCKET_CUDA_SYNC: wait after each op, so that a failure names it
 };
 
 // Shared memory that a block may use on every GPU that we build for (GB10: 99 KiB, static and dynamic together).

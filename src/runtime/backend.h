@@ -17,8 +17,9 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  virtual const char* name() const = 0;    // "cpu" | "cuda"
-  virtual std::string device() const = 0;  // for people: "AMD EPYC, 2 threads, avx512"
+  virtual const char* name() const = 0;            // "cpu" | "cuda"
+  virtual std::string device() const = 0;          // for people: "AMD EPYC, 2 threads, avx512"
+  virtual std::string note() const { return {}; }  // on what it chose, for people; may be empty
   virtual MemorySpace& memory() = 0;
   virtual MemoryAvailable available() = 0;       // of that memory
   virtual bool rounds() const { return false; }  // whether it has bfloat16 prefill and latents

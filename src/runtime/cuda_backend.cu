@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "ops/cublas_lt.h"
 #include "ops/cuda.cuh"
 #include "ops/table.h"
 #include "runtime/backend.h"
@@ -168,6 +169,8 @@ class CudaBackend : public Backend {
  public:
   CudaBackend(int threads, const CudaLimits& limits)
       : pool_(threads), limits_(limits), context_(open_device()), memory_(context_, pool_), clock_(context_) {
+    cublas_ = open_cublas_lt(&no_cublas_);
+    context_.cublas = cublas_.get();
     const size_t bytes = StepBlock(nullptr, limits.max_rows).bytes;
     device_block_ = static_cast<char*>(memory_.allocate(bytes, "arrays of a step"));
     for (HostBlock& block : host_block_) {
@@ -190,6 +193,7 @@ class CudaBackend : public Backend {
 
   const char* name() const override { return "cuda"; }
   std::string device() const override { return name_; }
+  std::string note() const override { return cublas_ ? "" : "prefill: own BF16 kernels, as " + no_cublas_; }
   MemorySpace& memory() override { return memory_; }
   bool rounds() const override { return true; }
   const OpTable& ops() const override { return cuda_ops(); }
@@ -323,6 +327,8 @@ class CudaBackend : public Backend {
   std::string name_;
   bool integrated_ = false;
   CudaContext context_;
+  CublasLtHandle cublas_;
+  std::string no_cublas_;
   CudaMemory memory_;
   CudaClock clock_;
   char* device_block_ = nullptr;
