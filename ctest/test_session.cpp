@@ -291,6 +291,21 @@ void refusals() {
   throws<rocket::PlanError>("too many streams", [&] { session.open(); });
 }
 
+void draws() {
+  rocket::Session session(std::make_unique<FakeModel>(), {100, 12, 4, 1 << 20});
+  const auto a = session.open(), b = session.open(), c = session.open();
+  const std::vector<rocket::SamplingParams> two(2);
+  rocket::Step step{{token_row(a, 7), token_row(b, 11), token_row(c, 3)}};
+  step.rows[0].wants_logits = step.rows[2].wants_logits = true;
+  throws<rocket::InputError>("fewer ways to draw than rows",
+                             [&] { session.step_and_sample(step, {rocket::SamplingParams{}}); });
+  check::expect(session.position(a) == 0, "nothing was fed");
+  const std::vector<int32_t> tokens = session.step_and_sample(step, two);
+  check::expect(tokens == std::vector<int32_t>{7, 3}, "a token for each row that wants logits");
+  check::expect(session.sample({{1, {}, 1}, {0, {}, 1}}) == std::vector<int32_t>{3, 7},
+                "drawn again, in any order");
+}
+
 void budget() {
   auto model = std::make_unique<FakeModel>();
   rocket::Session session(std::move(model), {1000, 12, 4, 1200});
@@ -309,6 +324,7 @@ void budget() {
 int main() {
   random_walk();
   refusals();
+  draws();
   budget();
   return check::finish("session");
 }

@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kReserveBytes = 256 << 20;  // for the program itself and what it asks of the system
 constexpr int64_t kDefaultContext = 8192;
-constexpr int32_t kDefaultRows = 256, kDefaultStreams = 8;
+constexpr int32_t kDefaultStreams = 8;
+constexpr int32_t kDefaultRows = 256, kDefaultCudaRows = 512;  // a chunk of a prompt
 
 struct Plan {
   int32_t max_rows = 0, max_streams = 0;
@@ -72,13 +73,13 @@ void check_limits(const EngineOptions& options, const glm5::Config& config) {
 }
 
 Plan make_plan(const EngineOptions& options, const glm5::Config& config, const glm5::Precision& precision,
-               const glm5::Loader& loader, Backend& backend) {
+               const glm5::Loader& loader, Backend& backend, int32_t rows) {
   const StateLayout layout = glm5::Glm5::state_layout(config, precision);
   const MemoryAvailable available = backend.available();
   Plan plan;
   plan.dense = loader.dense_bytes();
   if (!backend.memory().host()) plan.experts = loader.slots_bytes();
-  plan.max_rows = options.max_rows ? options.max_rows : kDefaultRows;
+  plan.max_rows = rows;
   plan.max_streams = options.max_streams ? options.max_streams : kDefaultStreams;
   plan.max_context =
       options.max_context ? options.max_context : std::min(config.max_position_embeddings, kDefaultContext);
@@ -133,12 +134,12 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   const glm5::Config config = glm5::read_config(options.fuel_dir);
   check_limits(options, config);
   glm5::Loader loader(config, options.fuel_dir);
-  const int32_t rows = options.max_rows ? options.max_rows : kDefaultRows;
+  const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
   std::unique_ptr<Backend> backend =
       name == "cuda" ? make_cuda_backend(threads_for(options), {rows, rows, config.hidden_size})
                      : make_cpu_backend(threads_for(options));
   const glm5::Precision precision = precision_for(options, *backend);
-  Plan plan = make_plan(options, config, precision, loader, *backend);
+  Plan plan = make_plan(options, config, precision, loader, *backend, rows);
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
   if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);
   Backend& on = *backend;
