@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ops/host_device.h"
+
 namespace rocket {
 
-inline uint32_t float_key(float value) {
+ROCKET_HOST_DEVICE uint32_t float_key(float value) {
   if (value != value) return 0;
   value += 0.0f;  // -0 becomes +0
   uint32_t bits;

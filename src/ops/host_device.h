@@ -3,7 +3,7 @@
 #pragma once
 
 #ifdef __CUDACC__
-#define ROCKET_HOST_DEVICE __host__ __device__
+#define ROCKET_HOST_DEVICE __host__ __device__ inline
 #else
 #define ROCKET_HOST_DEVICE [[gnu::always_inline]] inline
 #endif
