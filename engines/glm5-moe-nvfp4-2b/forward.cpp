@@ -8,6 +8,7 @@ void Glm5::pass(const StepView& step) {
   ArenaScope scope(workspace_);
   Activations a = activations(step.rows);
   embed(step, a);
+  prefetch_attention(0);
   for (size_t i = 0; i < weights_->layer.size(); ++i) layer(i, step, a);
   head(step, a);
 }
@@ -15,19 +16,24 @@ void Glm5::pass(const StepView& step) {
 void Glm5::layer(size_t index, const StepView& step, Activations& a) {
   const LayerWeights& w = weights_->layer[index];
   hyper_pre(w.attn_hc, a);
+  join();
   if (config_.is_kda[index]) {
     kda(index, w.kda, step, a);
   } else {
     mla(index, w.mla, step, a);
   }
+  prefetch_mlp(index);
   hyper_post(a);
   hyper_pre(w.ffn_hc, a);
+  join();
   if (config_.is_moe[index]) {
     moe(index, w.moe, a);
   } else {
     StageTimer::Scope time(timer_, stage_.mlp);
-    mlp(w.mlp, config_.intermediate_size, a, a.block);
+    ArenaScope scope(workspace_);
+    mlp(w.mlp, mlp_buffers(a.rows, config_.intermediate_size), a, a.block);
   }
+  prefetch_attention(index + 1);
   hyper_post(a);
   if (diagnose_ || recording_) diagnose(index, step, a);
 }
@@ -85,28 +91,33 @@ void Glm5::select(size_t index, const IndexerWeights& w, const StepView& step, A
   index_select(index, step, a, b);
 }
 
-void Glm5::mlp(const MlpWeights& w, int64_t inner, const Activations& a, float* out) {
-  ArenaScope scope(workspace_);
-  float* gate = workspace_.take<float>(a.rows * inner);
-  float* up = workspace_.take<float>(a.rows * inner);
-  linear(a.y, config_.hidden_size, a.rows, {{w.gate, gate, inner}, {w.up, up, inner}});
-  swiglu(gate, up, inner, a.rows);
-  linear(gate, inner, a.rows, {{w.down, out, config_.hidden_size}});
+void Glm5::mlp(const MlpWeights& w, const MlpBuffers& b, const Activations& a, float* out) {
+  linear(a.y, config_.hidden_size, a.rows, {{w.gate, b.gate, b.inner}, {w.up, b.up, b.inner}});
+  swiglu(b.gate, b.up, b.inner, a.rows);
+  linear(b.gate, b.inner, a.rows, {{w.down, out, config_.hidden_size}});
 }
 
+// The shared expert runs beside the routed ones.
 void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   StageTimer::Scope time(timer_, stage_.moe);
   ArenaScope scope(workspace_);
   const MoeBuffers b = moe_buffers(a.rows);
+  const MlpBuffers shared =
+      mlp_buffers(a.rows, int64_t{config_.moe_intermediate_size} * config_.n_shared_experts);
+  {
+    Side side(*this);
+    mlp(w.shared, shared, a, a.block);
+  }
   linear(a.y, config_.hidden_size, a.rows, {{w.router, b.logit, config_.n_routed_experts}});
   router(w, b);
   expert_ffn(w, a, b);
-  mlp(w.shared, int64_t{config_.moe_intermediate_size} * config_.n_shared_experts, a, a.block);
+  join();
   expert_sum(a, b);
   record_router(index, b);
 }
 
 void Glm5::head(const StepView& step, const Activations& a) {
+  join();
   if (step.logits_rows == 0) return;
   ArenaScope scope(workspace_);
   const int64_t H = config_.hidden_size, V = config_.vocab_size;
