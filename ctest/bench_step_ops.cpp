@@ -132,6 +132,7 @@ struct Step {
     c.ldx = c.ldy = 3 * kda;
     c.weight = some.data();
     c.channels = 3 * kda;
+    c.rows = rows;
     c.segment = &segment;
     c.segments = 1;
     c.tail = {&tail, 0};

@@ -84,6 +84,7 @@ ConvResult run_conv(const OpTable& ops, const ConvCase& c, const Plan& plan, con
     p.weight = w.data();
     p.channels = c.channels;
     p.taps = c.taps;
+    p.rows = static_cast<int32_t>(rows);
     p.segment = step.segment.data();
     p.segments = static_cast<int32_t>(step.segment.size());
     p.tail = {tails.data(), 0};

@@ -182,6 +182,7 @@ void Glm5::kda_conv(size_t index, const KdaWeights& w, const StepView& step, con
   p.channels = 3 * config_.kda_channels();
   p.ldx = p.ldy = p.channels;
   p.taps = config_.linear_conv_kernel_dim;
+  p.rows = b.rows;
   p.segment = step.segment;
   p.segments = step.segments;
   p.tail = step.state_part(tail);

@@ -284,11 +284,9 @@ void prepare_all(const KdaRecurrenceParams& p, Exec& exec, const Scratch& to) {
 void kda_conv(const KdaConvParams& p, Exec& exec) {
   if (p.taps < 2 || p.taps > kMaxTaps) fail_op("kda_conv", "taps, 2 to", kMaxTaps, p.taps);
   constexpr int64_t kChannels = 256;
-  int64_t rows = 0;
-  for (int32_t s = 0; s < p.segments; ++s) rows += p.segment[s].rows;
-  if (rows == 0) return;
+  if (p.rows == 0) return;
   const int64_t tiles = (p.channels + kChannels - 1) / kChannels;
-  parallel(exec, p.segments * tiles, 3 * p.taps * kChannels * rows / p.segments,
+  parallel(exec, p.segments * tiles, 3 * p.taps * kChannels * p.rows / p.segments,
            [&](int64_t begin, int64_t end, int) {
              for (int64_t item = begin; item < end; ++item) {
                const int64_t from = item % tiles * kChannels,

@@ -26,6 +26,7 @@ struct KdaConvParams {
   const float* weight = nullptr;     // [taps, C]
   int32_t channels = 0;              // C
   int32_t taps = 4;                  // 2 … 8
+  int32_t rows = 0;                  // of the step
   const Segment* segment = nullptr;  // [segments], covers every row once
   int32_t segments = 0;
   BlockParts tail;        // [segments] -> [taps-1, C], in/out
