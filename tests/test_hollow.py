@@ -1,5 +1,6 @@
 """Hollow fuels: true headers, no data, whole or absent, refused by the engine."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -149,6 +150,32 @@ def test_where_nothing_can_be_made(tmp_path: Path, rocket: Rocket) -> None:
     for place in (tmp_path / "file" / "f", Path("/proc/f")):
         rocket.fails(1, str(place), "cannot write", arguments=("fuel", "hollow", "glm-5.3-flash", str(place)))
     assert tree(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("n_routed_experts", 23, ("layer 1", "23 routed experts", "found 24")),
+        ("n_routed_experts", 4096, ("layer 1", "4096 routed experts", "found 24")),
+        ("vocab_size", 4000, ("embed_tokens", "4000 x 256", "found 4096 x 256")),
+        ("hidden_size", 512, ("embed_tokens", "4096 x 512", "found 4096 x 256")),
+    ],
+)
+def test_a_config_of_other_weights(
+    field: str, value: int, words: tuple[str, ...], tmp_path: Path, rocket: Rocket
+) -> None:
+    copy = Path(shutil.copytree(FUELS / "sparkler", tmp_path / "f"))
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"][field] = value
+    (copy / "config.json").write_text(json.dumps(config))
+    for command in (("bytes",), ("plan",), ("fuel", "show"), ("fuel", "validate", "sparkler", "--weights")):
+        rocket.fails(1, str(copy), *words, arguments=(*command, str(copy)))
+
+
+def test_an_unknown_type_of_model(tmp_path: Path, rocket: Rocket) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for kind in ("glm5_next", "glm_moe_dsa", "'llama'"):
+        rocket.fails(1, "model_type", kind, arguments=("bytes", str(tmp_path)))
 
 
 def test_a_hollow_fuel_that_lost_a_shard(flash: Path, tmp_path: Path, rocket: Rocket) -> None:

@@ -115,6 +115,7 @@ class Account:
     arch: Architecture
     buckets: dict[Bucket, Count] = field(default_factory=dict)
     experts: dict[int, Count] = field(default_factory=dict)  # trunk layer -> all its routed experts
+    expert_ids: dict[int, set[int]] = field(default_factory=dict)  # those that were seen
     header_bytes: int = 0  # of the files, 0 without files
     file_bytes: int = 0
     file_count: int = 0
@@ -294,6 +295,7 @@ class _Counter:
         self.account.buckets.setdefault(place.bucket, Count()).add(*sizes)
         if place.bucket is Bucket.EXPERTS:
             self.account.experts.setdefault(place.layer, Count()).add(*sizes)
+            self.account.expert_ids.setdefault(place.layer, set()).add(place.expert)
         elif place.bucket in (Bucket.DRAFT, Bucket.DRAFT_EXPERTS):
             self.drafts.add(place.layer)
             self.account.draft_layers = len(self.drafts)

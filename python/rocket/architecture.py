@@ -343,8 +343,12 @@ def read_architecture(folder: str | Path) -> Architecture:
         ) from error
     except ValueError as error:
         raise ConfigError(f"{file}: broken JSON: {error}", "download the file again") from error
-    if isinstance(config, dict) and config.get("model_type") == GLM_MOE_DSA:
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind == GLM_MOE_DSA:
         return from_fields(GLM_MOE_DSA, config, f"{file}: ")
+    if kind is not None and kind not in (GLM5_NEXT, f"{GLM5_NEXT}_text"):
+        known = f"{GLM5_NEXT}, {GLM5_NEXT}_text or {GLM_MOE_DSA}"
+        raise ConfigError(f"{file}: model_type: expected {known}, found {kind!r}", "give a fuel of these")
     # The C++ reader refuses every other type, and checks these configs as the engine does.
     fields = _core.read_config(str(folder))
     vision = config.get("vision_config")

@@ -8,7 +8,7 @@ from rocket.accounting import Account, account_of_tensors, read_tensors
 from rocket.architecture import ConfigError, read_architecture
 from rocket.failures import fuel_error
 from rocket.fuel import CONFIG, MANIFEST, has, known_fuels
-from rocket.inventory import detect_naming
+from rocket.inventory import Naming, TensorInfo, detect_naming
 from rocket.manifest import ManifestFile, known_manifests, read_manifest
 from rocket.validate import Weights, require_consistent, weights_of_manifest
 
@@ -62,7 +62,30 @@ def weights_of_folder(folder: str | Path) -> Weights:
     naming = detect_naming([t.name for t in found])
     account = account_of_tensors(arch, found, naming)
     account.set_files(files)
+    _require_fitting(account, found, naming, folder)
     return Weights(account, found, naming)
+
+
+def _require_fitting(account: Account, found: list[TensorInfo], naming: Naming, folder: str | Path) -> None:
+    """Throws FuelError where config.json speaks of another model than the headers: what is counted would mean
+    nothing. The engine checks every shape when it loads."""
+    arch, hint = account.arch, "config.json and the weights are not of one model: download both again"
+    table = next((t for t in found if t.name == f"{naming.trunk}embed_tokens.weight"), None)
+    if table is not None and table.dtype != "U8" and table.shape != (arch.vocab_size, arch.hidden_size):
+        raise fuel_error(
+            f"{folder}: {table.name}: expected {arch.vocab_size} x {arch.hidden_size} (config.json: "
+            f"vocab_size, hidden_size), found {' x '.join(map(str, table.shape))}",
+            hint,
+        )
+    for layer in arch.moe_layer_ids:
+        seen = account.expert_ids.get(layer, set())
+        right = len(seen) == arch.n_routed_experts and max(seen) < arch.n_routed_experts
+        if not right and seen != {-1}:  # -1: all experts in one tensor
+            raise fuel_error(
+                f"{folder}: layer {layer}: expected {arch.n_routed_experts} routed experts (config.json: "
+                f"n_routed_experts), found {len(seen)}",
+                hint,
+            )
 
 
 def locate(name: str) -> FuelSource:
