@@ -95,9 +95,10 @@ def locate(name: str) -> FuelSource:
         return _in_folder(name, path)
     if path is not None and path.exists():
         if path.suffix not in (".yaml", ".yml"):
+            near = has(path.parent, CONFIG) or has(path.parent, MANIFEST)
             raise fuel_error(
                 f"fuel {name}: expected a folder or a {MANIFEST}, found another file",
-                f"did you mean its folder, {path.parent}?",
+                f"did you mean its folder, {path.parent}?" if near else "rocket fuel list has names",
             )
         return FuelSource(name, None, read_manifest(path))
     weights, manifests = known_fuels(), known_manifests()

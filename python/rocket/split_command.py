@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rocket.accounting import Account
-from rocket.booster import GIB
+from rocket.bytes_report import Unit
 from rocket.checked import open_named
 from rocket.console import write_data
 from rocket.errors import UsageError
@@ -79,15 +79,16 @@ def build(name: str, account: Account, boosters: int, by: str, trace: str | None
 def _lines(split: SplitFile, account: Account) -> list[str]:
     layers = len(split.fuel.moe_layers)
     experts = f"{layers} MoE layers of {split.fuel.experts} experts, top-{split.fuel.top_k}"
+    dense = account.resident_loaded_bytes
+    unit = Unit(dense + max(split.bytes_of_booster))
     lines = [
         f"fuel      {split.fuel_id}: {experts}",
         f"split     {split.boosters} boosters, by {split.by}",
         "",
-        f"{'booster':>7}{'experts':>9}{'GiB':>9}{'with dense':>12}",
+        f"{'booster':>7}{'experts':>9}{unit.name:>9}{'with dense':>12}",
     ]
-    dense = account.resident_loaded_bytes
     for b, (experts, count) in enumerate(zip(split.experts_of_booster, split.bytes_of_booster, strict=True)):
-        lines.append(f"{b:>7}{experts:>9,}{count / GIB:>9.2f}{(count + dense) / GIB:>12.2f}")
+        lines.append(f"{b:>7}{experts:>9,}{unit.show(count):>9}{unit.show(count + dense):>12}")
     e = split.expected
     ways = f"{e.hidden_rows_a_token:.1f} hidden states out, {e.expert_rows_a_token:.1f} expert outputs back"
     return [
