@@ -1,0 +1,223 @@
+#include <climits>
+
+#include "ops/cuda.cuh"
+#include "ops/cuda_ops.h"
+
+namespace rocket::cuda {
+namespace {
+
+constexpr int kMaxExperts = 4096;
+constexpr int kMaxTopk = 64;
+constexpr int kMaxWarps = 16;
+constexpr unsigned kAll = 0xffffffffu;
+
+// Which experts a step chose, one bit each.
+struct Seen {
+  unsigned bits[kMaxExperts / 32];
+};
+
+__device__ __forceinline__ void clear(Seen& seen) {
+  for (int i = threadIdx.x; i < kMaxExperts / 32; i += blockDim.x) seen.bits[i] = 0;
+}
+__device__ __forceinline__ void mark(Seen& seen, int id) {
+  atomicOr(&seen.bits[id / 32], 1u << (id % 32));
+}
+// Adds their number to *distinct, by the first warp.
+__device__ __forceinline__ void add_count(const Seen& seen, int64_t* distinct) {
+  if (threadIdx.x >= kWarp) return;
+  int n = 0;
+  for (int i = threadIdx.x; i < kMaxExperts / 32; i += kWarp) n += __popc(seen.bits[i]);
+  n = __reduce_add_sync(kAll, n);
+  if (threadIdx.x == 0) *distinct += n;
+}
+
+// Keys of candidates, one above float_key() so that 0 can stand for "none or taken".
+__device__ __forceinline__ uint32_t key_of(float value) {
+  if (value != value) return 1;
+  const uint32_t bits = __float_as_uint(value + 0.0f);
+  return (bits & 0x80000000u ? ~bits : bits | 0x80000000u) + 1;
+}
+
+// The lowest id among the lanes' candidates with the largest key, in every lane.
+__device__ __forceinline__ int best_of_warp(uint32_t key, int id) {
+  const uint32_t largest = __reduce_max_sync(kAll, key);
+  return __reduce_min_sync(kAll, key == largest ? id : INT_MAX);
+}
+
+__device__ __forceinline__ float group_score(const float* choice, int n) {
+  if (n == 1) return choice[0];
+  float first = -INFINITY, second = -INFINITY;
+  for (int i = 0; i < n; ++i) {
+    const float c = choice[i];
+    if (c > first) {
+      second = first;
+      first = c;
+    } else if (c > second) {
+      second = c;
+    }
+  }
+  return first + second;
+}
+
+// The best topk_group groups get key 0, by one warp.
+__device__ __forceinline__ void open_groups(const RouterParams& p, const float* choice, uint32_t* group_key) {
+  const int lane = threadIdx.x % kWarp, size = p.experts / p.groups;
+  for (int g = lane; g < p.groups; g += kWarp) group_key[g] = key_of(group_score(choice + g * size, size));
+  __syncwarp();
+  const int count = min(p.topk_group, p.groups);
+  for (int i = 0; i < count; ++i) {
+    uint32_t key = 0;
+    int id = INT_MAX;
+    for (int g = lane; g < p.groups; g += kWarp) {
+      if (group_key[g] > key) key = group_key[g], id = g;
+    }
+    const int best = best_of_warp(key, id);
+    if (best % kWarp == lane) group_key[best] = 0;
+    __syncwarp();
+  }
+}
+
+// A warp a row: expert lane + 32 i lies in the lane's place i. Where one block does the whole step, it also counts the
+// distinct experts. Dynamic shared memory, with groups: choices [experts] and keys [groups] of each warp.
+template <int kPlaces>
+__global__ void __launch_bounds__(kMaxWarps* kWarp) router_kernel(RouterParams p) {
+  extern __shared__ float by_warp[];
+  __shared__ int sorted[kMaxWarps][kMaxTopk];
+  __shared__ Seen seen;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const bool count = p.distinct && gridDim.x == 1;
+  if (count) clear(seen);
+  __syncthreads();
+  wait_for_previous();
+  start_next();
+  float* const choice = by_warp + warp * (p.experts + p.groups);
+  uint32_t* const group_key = reinterpret_cast<uint32_t*>(choice + p.experts);
+  for (int64_t row = int64_t{blockIdx.x} * warps + warp; row < p.rows; row += int64_t{gridDim.x} * warps) {
+    const float* logit = p.logit + row * p.ld;
+    uint32_t key[kPlaces];
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+      const int e = lane + i * kWarp;
+      key[i] = 0;
+      if (e >= p.experts) continue;
+      const float c = sigmoid(logit[e]) + p.bias[e];
+      key[i] = key_of(c);
+      if (p.groups > 1) choice[e] = c;
+    }
+    if (p.groups > 1) {
+      __syncwarp();
+      open_groups(p, choice, group_key);
+      const int size = p.experts / p.groups;
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        const int e = lane + i * kWarp;
+        if (e < p.experts && group_key[e / size] != 0) key[i] = key_of(-INFINITY);
+      }
+    }
+    int mine[2] = {INT_MAX, INT_MAX};  // the choices lane and lane + 32, best first
+    for (int j = 0; j < p.topk; ++j) {
+      uint32_t largest = 0;
+      int place = 0;
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        if (key[i] > largest) largest = key[i], place = i;
+      }
+      const int id = best_of_warp(largest, lane + place * kWarp);
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        if (lane + i * kWarp == id) key[i] = 0;
+      }
+      if (j == lane) mine[0] = id;
+      if (j == lane + kWarp) mine[1] = id;
+    }
+    int rank[2] = {0, 0};
+    for (int j = 0; j < p.topk; ++j) {
+      const int other = __shfl_sync(kAll, j < kWarp ? mine[0] : mine[1], j % kWarp);
+      rank[0] += other < mine[0];
+      rank[1] += other < mine[1];
+    }
+    if (lane < p.topk) sorted[warp][rank[0]] = mine[0];
+    if (lane + kWarp < p.topk) sorted[warp][rank[1]] = mine[1];
+    __syncwarp();
+    float score[2] = {0, 0};
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      if (lane + k * kWarp < p.topk) score[k] = sigmoid(logit[sorted[warp][lane + k * kWarp]]);
+    }
+    float total = 0;
+    for (int j = 0; j < p.topk; ++j) total += __shfl_sync(kAll, j < kWarp ? score[0] : score[1], j % kWarp);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int j = lane + k * kWarp;
+      if (j >= p.topk) continue;
+      const int id = sorted[warp][j];
+      p.id[row * p.topk + j] = id;
+      p.weight[row * p.topk + j] = (p.norm_topk_prob ? score[k] / (total + 1e-20f) : score[k]) * p.scaling;
+      if (count) mark(seen, id);
+    }
+    __syncwarp();  // `sorted` and `choice` are free for the warp's next row
+  }
+  if (!count) return;
+  __syncthreads();
+  add_count(seen, p.distinct);
+}
+
+constexpr int kCountThreads = 1024;
+
+__global__ void __launch_bounds__(kCountThreads)
+    count_kernel(const int32_t* id, int64_t n, int64_t* distinct) {
+  __shared__ Seen seen;
+  clear(seen);
+  __syncthreads();
+  wait_for_previous();
+  start_next();
+  for (int64_t i = threadIdx.x; i < n; i += kCountThreads) mark(seen, id[i]);
+  __syncthreads();
+  add_count(seen, distinct);
+}
+
+[[noreturn]] void refuse(const char* what, int64_t expected, int64_t found) {
+  throw InputError(
+      std::string("router: ") + what + " " + std::to_string(expected) + ", found " + std::to_string(found),
+      "the model's config asks for more than this op has room for");
+}
+
+template <int kPlaces>
+void launch_router(const RouterParams& p, int blocks, int warps, size_t shared, Exec& exec) {
+  launch("router", router_kernel<kPlaces>, static_cast<unsigned>(blocks), warps * kWarp, shared, exec, p);
+}
+
+}  // namespace
+
+void router(const RouterParams& p, Exec& exec) {
+  if (exec.measure || p.rows <= 0) return;
+  if (p.experts > kMaxExperts) refuse("experts, at most", kMaxExperts, p.experts);
+  if (p.topk > kMaxTopk) refuse("topk, at most", kMaxTopk, p.topk);
+  if (p.topk > p.experts) refuse("topk, at most the number of experts", p.experts, p.topk);
+  if (p.groups < 1 || p.experts % p.groups != 0)
+    refuse("groups that divide the experts", p.experts, p.groups);
+  const size_t row = p.groups > 1 ? static_cast<size_t>(p.experts + p.groups) * sizeof(float) : 0;
+  constexpr size_t kStatic = sizeof(int) * kMaxWarps * kMaxTopk + sizeof(Seen) + 64;
+  static_assert(kStatic + 2 * kMaxExperts * sizeof(float) <= kSharedLimit);
+  // One block counts the distinct experts as it goes; many rows are spread over blocks and counted afterwards.
+  const bool one = p.rows <= kMaxWarps;
+  int warps = one ? p.rows : 4;
+  while (warps > 1 && kStatic + static_cast<size_t>(warps) * row > kSharedLimit) --warps;
+  const int blocks = one ? 1 : (p.rows + warps - 1) / warps;
+  const size_t shared = static_cast<size_t>(warps) * row;
+  if (p.experts <= 4 * kWarp) {
+    launch_router<4>(p, blocks, warps, shared, exec);
+  } else if (p.experts <= 12 * kWarp) {
+    launch_router<12>(p, blocks, warps, shared, exec);
+  } else if (p.experts <= 32 * kWarp) {
+    launch_router<32>(p, blocks, warps, shared, exec);
+  } else {
+    launch_router<kMaxExperts / kWarp>(p, blocks, warps, shared, exec);
+  }
+  if (p.distinct && blocks > 1) {
+    launch("router", count_kernel, 1, kCountThreads, 0, exec, static_cast<const int32_t*>(p.id),
+           int64_t{p.rows} * p.topk, p.distinct);
+  }
+}
+
+}  // namespace rocket::cuda
