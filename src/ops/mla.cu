@@ -303,6 +303,7 @@ void latent_append(const LatentAppendParams& p, Exec& exec) {
 void sparse_mla(const SparseMlaParams& p, Exec& exec) {
   if (p.width > kWide) fail_op("sparse_mla", "width, at most", kWide, p.width);
   if (p.value_dim > p.width) fail_op("sparse_mla", "value_dim, at most width", p.width, p.value_dim);
+  if (exec.tensor_cores && sparse_mla_tensor(p, exec)) return;
   const int64_t splits = (p.ldtoken + kSplit - 1) / kSplit;
   const int64_t row_floats = splits * p.heads * (p.value_dim + 2);
   const int64_t fit = kScratch / static_cast<int64_t>(sizeof(float)) / (row_floats > 0 ? row_floats : 1);

@@ -35,4 +35,7 @@ __device__ __forceinline__ const char* latent_row(const PagedRows& cache, bool b
               : reinterpret_cast<const char*>(cache.row(token));
 }
 
+// mla_prefill.cu: by tensor cores, for the shapes that it has; false where it has none.
+bool sparse_mla_tensor(const SparseMlaParams& p, Exec& exec);
+
 }  // namespace rocket::cuda
