@@ -280,6 +280,10 @@ void ffn_fast(check::Gpu& gpu) {
   ffn_case(gpu, "expert_ffn, one expert for all rows", m, same);
   std::fill(same.id.begin(), same.id.end(), -1);
   ffn_case(gpu, "expert_ffn, no expert here", m, same);
+  // More experts than a block of the sort has threads.
+  const Model many(gpu, 32, 32, 1100, {WeightFormat::kNVFP4});
+  for (const int64_t rows : {6, 200})
+    ffn_case(gpu, "expert_ffn NVFP4, many experts", many, random_step(many, rows, 6, 10.0f, true, 0));
   // Wider than one row of shared memory holds.
   const Model wide(gpu, 25664, 32, 2, {WeightFormat::kNVFP4});
   for (const int64_t rows : {1, 3})

@@ -53,6 +53,9 @@ void launch_sum(const ExpertSumParams& p, Exec& exec) {
 
 // ---- expert_ffn, exact
 
+constexpr int kAlwaysExact =
+    16;  // so few rows gain nothing from rounding: each expert is read for one or two of them
+
 struct ExactShared {
   uint32_t largest[kExactRows][kFfnWarps];
 };
@@ -133,6 +136,7 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
   __shared__ ExactShared shared;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int channel = (static_cast<int>(blockIdx.x % blocks) * kFfnWarps + warp) * kChannels;
+  prefetch_table(a.p);
   wait_for_previous();
   // Only now: what starts next may read the ids and the list before it waits, and relies on this kernel's wait.
   start_next();
@@ -269,7 +273,7 @@ void swiglu(const SwigluParams& p, Exec& exec) {
 void expert_ffn(const ExpertFfnParams& p, Exec& exec) {
   if (p.rows <= 0 || p.topk <= 0) return;
   ArenaScope scope(*exec.scratch);
-  if (exec.tensor_cores) {
+  if (exec.tensor_cores && p.rows > kAlwaysExact) {
     expert_ffn_rounded(p, exec);
   } else {
     expert_ffn_exact(p, exec);

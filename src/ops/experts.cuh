@@ -51,6 +51,13 @@ __device__ __forceinline__ float clamped_swiglu(float gate, float up, float limi
   return g / (1.0f + expf(-g)) * u;
 }
 
+// Brings the table of experts near: it may be read before the wait, but which of its rows matter is known only after.
+__device__ __forceinline__ void prefetch_table(const ExpertFfnParams& p) {
+  const int64_t at = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 128;
+  if (at < p.experts * static_cast<int64_t>(sizeof(ExpertWeights)))
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(p.expert) + at));
+}
+
 __device__ __forceinline__ ExpertTile find_tile(const FfnArgs& a, int64_t i) {
   if (!a.pairs.tile) {
     const int32_t e = a.p.id[i];

@@ -62,9 +62,17 @@ __device__ __forceinline__ uint32_t e4m3_halves(uint32_t codes) {
   return d;
 }
 
+// Lanes walk along their rows, so the second-level cache may fetch ahead.
+__device__ __forceinline__ uint4 load_nibbles(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
 __device__ __forceinline__ uint32_t load_two_scales(const void* p) {
   uint16_t v;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
+  asm volatile("ld.global.nc.L2::256B.u16 %0, [%1];" : "=h"(v) : "l"(p));
   return v;
 }
 
@@ -101,7 +109,7 @@ struct WeightStream {
       const int step = d < steps ? d : 0, chunk = 4 * step + (step < steps ? 0 : -t);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        q[d][i] = load_once(data[i] + chunk * 16);
+        q[d][i] = load_nibbles(data[i] + chunk * 16);
         s[d][i] = load_two_scales(scale[i] + chunk * 2);
       }
     }
@@ -112,7 +120,7 @@ struct WeightStream {
     if (kDepth + d < steps) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        q[d][i] = load_once(data[i] + (kDepth + d) * 64);
+        q[d][i] = load_nibbles(data[i] + (kDepth + d) * 64);
         s[d][i] = load_two_scales(scale[i] + (kDepth + d) * 8);
       }
     }
