@@ -22,14 +22,14 @@ done
 build=build-gpu
 results=$build/results
 say() { printf '\n==> %s (%d s)\n' "$*" $SECONDS; }
-rocket() { PYTHONPATH=$build/python "$python" -c 'from rocket.cli import main; main()' "$@"; }
+rocket() { PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -c 'from rocket.cli import main; main()' "$@"; }
 
 command -v nvidia-smi >/dev/null || { echo "gpu_check.sh: no NVIDIA driver here: nvidia-smi is missing" >&2; exit 1; }
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv
 mkdir -p $results
 making=''
 if [ -n "$slice" ] && [ ! -f "$slice/config.json" ]; then
-  PYTHONPATH=python "$python" scripts/make_fuel.py "$slice" --preset flash-slice > $results/make_slice.log 2>&1 &
+  PYTHONPATH=python${PYTHONPATH:+:$PYTHONPATH} "$python" scripts/make_fuel.py "$slice" --preset flash-slice > $results/make_slice.log 2>&1 &
   making=$!
 fi
 
@@ -44,7 +44,7 @@ ctest --test-dir $build --output-on-failure -L gpu --output-junit results/ctest.
 grep -E "FAIL|SKIP|tests passed|Passed|Failed|\*\*\*" $results/ctest.log | grep -v "^ok" | head -60 || true
 
 say "GPU tests"
-PYTHONPATH=$build/python "$python" -m pytest -q -m gpu --junitxml=$results/pytest.xml > $results/pytest.log 2>&1 || status=1
+PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu --junitxml=$results/pytest.xml > $results/pytest.log 2>&1 || status=1
 tail -40 $results/pytest.log
 
 if [ -z "$quick" ]; then
