@@ -166,6 +166,20 @@ def test_exchange_of_context_for_slots(case) -> None:
             assert not fits(account, replace(asked, context=row.context + page))
 
 
+def test_workspace_of_the_largest_step() -> None:
+    """A piece of a prompt, or one row of each stream."""
+    account, booster = small_account(), booster_of(512 * MIB)
+    for chunk, streams, rows in (
+        (None, 1, 256),
+        (None, 300, 300),
+        (16, 1, 16),
+        (16, 40, 40),
+        (512, 300, 512),
+    ):
+        request = Request(booster, context=64, streams=streams, prefill_chunk=chunk)
+        assert make_plan(account, request).workspace == workspace_bytes(account.arch, 64, rows)
+
+
 def test_exchange_is_exact_by_hand() -> None:
     """A booster with room for 60 slots to the byte; twice the context takes what its pages weigh."""
     account = small_account(GLM_MOE_DSA, 16)

@@ -43,8 +43,13 @@ class Request:
     prefill_chunk: int | None = None  # rows of a prefill step
 
     @property
-    def step_rows(self) -> int:
+    def prompt_rows(self) -> int:
         return self.prefill_chunk or STEP_ROWS
+
+    @property
+    def step_rows(self) -> int:
+        """Of the largest step: a piece of a prompt, or a row of each stream."""
+        return max(self.prompt_rows, self.streams)
 
 
 @dataclass(frozen=True)

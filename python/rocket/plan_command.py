@@ -106,7 +106,7 @@ def _choices(plan: Plan, given: Request, booster: str | None) -> list[str]:
     if given.kv_dtype is None:
         lines.append(f"latents and indexer keys: {plan.kv_dtype} (--kv-dtype)")
     if given.prefill_chunk is None:
-        lines.append(f"prompts: {plan.request.step_rows} tokens at a time (--prefill-chunk)")
+        lines.append(f"prompts: {plan.request.prompt_rows} tokens at a time (--prefill-chunk)")
     if plan.slots and given.cache_bytes is None and given.slots is None and given.slot_map is None:
         why = "every expert" if plan.holds_all else "all that fit, shared out evenly over the layers"
         if plan.request.booster.unified_memory and not plan.holds_all:

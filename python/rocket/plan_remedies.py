@@ -135,7 +135,7 @@ def _single(account: Account, request: Request) -> Iterator[Remedy]:
         yield Remedy({"--streams": str(streams)}, replace(request, streams=streams))
     for rows in CHUNKS:
         smaller = replace(request, prefill_chunk=rows)
-        if rows < request.step_rows and fits(account, smaller):
+        if rows < request.prompt_rows and fits(account, smaller):
             yield Remedy({"--prefill-chunk": str(rows)}, smaller)
             break
     yield from _more_boosters(account, replace(request, owners=None))

@@ -133,7 +133,7 @@ class Report:
             "context_tokens": plan.context,
             "streams": plan.request.streams,
             "kv_dtype": plan.kv_dtype,
-            "prefill_chunk": plan.request.step_rows,
+            "prefill_chunk": plan.request.prompt_rows,
             "each_booster_bytes": {
                 "resident": plan.resident,
                 "expert_slots": plan.cache,
