@@ -30,6 +30,7 @@ from rocket.accounting import (
 )
 from rocket.architecture import GLM_MOE_DSA, Architecture, from_fields, read_architecture, to_config
 from rocket.bytes_report import disk_rows, resident_rows
+from rocket.formats import BECOME_F32
 from rocket.inventory import FORMATS, Bucket, Scheme, parameters, tensors
 from rocket.random_fuel import architecture_of, make_fuel
 from rocket.random_fuel_shape import FuelOptions
@@ -201,7 +202,7 @@ def test_the_engine_counts_quantised_weights_the_same(tmp_path: Path, linear: st
     # Experts that cannot be used in place lie with the dense weights.
     dense = account.resident_loaded_bytes
     parts = sum(account[bucket].tensors for bucket in RESIDENT)
-    if experts == "f16":
+    if experts in BECOME_F32:
         dense += account[Bucket.EXPERTS].loaded
         parts += account[Bucket.EXPERTS].tensors
     assert 0 <= info["dense_bytes"] - dense < 64 * parts

@@ -90,8 +90,10 @@ def test_random_fuels_have_these_tensors() -> None:
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_encoded_bytes(weight_format: str) -> None:
     out, inp = 160, 320
-    bits = {"bf16": 16, "f16": 16, "f32": 32, "nvfp4": 4, "nvfp4-packed": 4, "fp8": 8, "mxfp8": 8}
+    bits = {"bf16": 16, "f16": 16, "f32": 32, "nvfp4": 4, "nvfp4-packed": 4, "fp8": 8}
+    bits |= {"fp8-row": 8, "mxfp8": 8}
     scales = {"nvfp4": out * inp // 16 + 8, "nvfp4-packed": out * inp // 16 + 4, "mxfp8": out * inp // 32}
+    scales["fp8-row"] = 2 * out
     scales["fp8"] = 4 * 2 * 3  # blocks of 128 x 128, the last ones cut
     p = next(p for p in parameters(from_fields(GLM5_NEXT, {})) if p.kind is Kind.LINEAR)
     found = encode(dataclasses.replace(p, shape=(out, inp)), weight_format)

@@ -37,6 +37,8 @@ def _quantization(manifest: Manifest) -> dict[str, Any] | None:
         return {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
     if kind == "nvfp4-packed":
         return {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+    if kind == "fp8-row":
+        return {"quant_method": "compressed-tensors", "format": "float-quantized"}
     if kind == "fp8":
         return {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
     return {"quant_method": "modelopt", "quant_algo": "MXFP8"} if kind == "mxfp8" else None

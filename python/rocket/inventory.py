@@ -341,11 +341,11 @@ def parameters(
 # --- how it lies on disk ----------------------------------------------------------------------------------
 
 PLAIN_FORMATS = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
-QUANTISED_FORMATS = ("nvfp4", "nvfp4-packed", "fp8", "mxfp8")
+QUANTISED_FORMATS = ("nvfp4", "nvfp4-packed", "fp8", "fp8-row", "mxfp8")
 FORMATS = (*PLAIN_FORMATS, *QUANTISED_FORMATS)
 # Other spellings of FP8 that the engine reads: block scales in BF16, block scales as compressed-tensors and
-# ModelOpt name them, one scale for the whole weight, and one for each row.
-FP8_SPELLINGS = ("fp8-bf16-scales", "fp8-packed", "fp8-modelopt", "fp8-tensor", "fp8-row")
+# ModelOpt name them, and one scale for the whole weight.
+FP8_SPELLINGS = ("fp8-bf16-scales", "fp8-packed", "fp8-modelopt", "fp8-tensor")
 # Columns that share a scale; a weight with another number of columns cannot have the format.
 FORMAT_COLUMNS = {"nvfp4": 16, "nvfp4-packed": 16, "mxfp8": 32}
 

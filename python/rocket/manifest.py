@@ -111,12 +111,13 @@ class ArchitectureSection(_Section):
     )
 
 
-Format = Literal["f32", "bf16", "f16", "nvfp4", "nvfp4-packed", "fp8", "mxfp8"]
+Format = Literal["f32", "bf16", "f16", "nvfp4", "nvfp4-packed", "fp8", "fp8-row", "mxfp8"]
 Plain = Literal["f32", "bf16", "f16"]
 
 
 class WeightFormats(_Section):
-    """The format of each group; nvfp4 is ModelOpt's spelling, nvfp4-packed compressed-tensors'."""
+    """The format of each group; nvfp4 is ModelOpt's spelling, nvfp4-packed compressed-tensors'; fp8-row has a
+    scale for each row, fp8 for blocks."""
 
     routed_experts: Format
     shared_experts: Format = "bf16"

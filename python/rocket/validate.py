@@ -132,7 +132,8 @@ def _formats(weights: Weights) -> Iterator[tuple[str, Value]]:
         sizes: dict[str, int] = {}
         for row in weights.formats:
             if row.group in groups:
-                kind = "fp8" if row.format.startswith("fp8") else row.format
+                blocks = row.format.startswith("fp8") and row.format != "fp8-row"
+                kind = "fp8" if blocks else row.format
                 sizes[kind] = sizes.get(kind, 0) + row.stored_bytes
         if sizes:
             yield field, max(sizes, key=lambda kind: sizes[kind])
