@@ -268,7 +268,7 @@ void ffn_fast(check::Gpu& gpu) {
   for (const Shape shape : {Shape{32, 32}, Shape{128, 64}, Shape{544, 1312}, Shape{1312, 544},
                             Shape{4096, 160}, Shape{96, 4192}, Shape{640, 256}, Shape{6144, 96}}) {
     const Model m(gpu, shape.hidden, shape.inner, 6, {WeightFormat::kNVFP4});
-    for (const int64_t rows : {1, 2, 4, 13})
+    for (const int64_t rows : {1, 2, 4, 13, 40})
       ffn_case(gpu, "expert_ffn NVFP4", m, random_step(m, rows, 3, 10.0f, rows == 13, rows == 4 ? 1 : 0));
   }
   // Few experts and many rows: tiles of all sizes, more than one for an expert.
@@ -291,14 +291,15 @@ void ffn_fast(check::Gpu& gpu) {
   gpu.ops.expert_ffn(ExpertFfnParams{}, gpu.exec);
 }
 
-// Rows of all magnitudes: none may overflow or vanish in float16, and none may touch its neighbours.
+// Rows of all magnitudes: none may overflow or vanish in float16, and none may touch its neighbours. Without a clamp, as
+// a clamp of large values would turn rounding errors into steps.
 void ffn_magnitudes(check::Gpu& gpu) {
   const Model m(gpu, 256, 128, 4, {WeightFormat::kNVFP4});
-  const float sizes[] = {1e-38f, 1e-30f, 1e-6f, 1.0f, 3e4f, 1e6f, 1e30f};
-  const int64_t rows = 8;
-  Step s = random_step(m, rows, 2, 10.0f, false, 0);
+  const float sizes[] = {1e-38f, 1e-15f, 1e-6f, 1.0f, 3e4f, 1e6f, 1e15f};
+  const int64_t rows = 24;  // enough for rounding to be allowed to matter
+  Step s = random_step(m, rows, 2, kInf, false, 0);
   for (int64_t r = 0; r < rows - 1; ++r) {
-    for (int64_t i = 0; i < s.ldx; ++i) s.x[static_cast<size_t>(r * s.ldx + i)] *= sizes[r];
+    for (int64_t i = 0; i < s.ldx; ++i) s.x[static_cast<size_t>(r * s.ldx + i)] *= sizes[r % 7];
   }
   std::fill(s.x.end() - s.ldx, s.x.end(), 0.0f);
   for (const bool tensor_cores : {false, true}) {

@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
   WeightStream stream;
   const int row = min(channel + g, a.p.inner - 1);
   stream.open(gate, row, up, row);
+  stream.ask_ahead(gate.in);
   const float* x[kRows];
   int pair[kRows];
 #pragma unroll
@@ -195,6 +196,7 @@ __global__ void __launch_bounds__(kFfnThreads, 2) down_exact(const __grid_consta
   }
   WeightStream stream;
   stream.open(w, min(output + g, a.p.hidden - 1), w, min(output + g + 8, a.p.hidden - 1));
+  stream.ask_ahead(w.in);
   const float* x[kRows];
   int pair[kRows];
 #pragma unroll

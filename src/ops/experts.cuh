@@ -53,10 +53,13 @@ __device__ __forceinline__ float clamped_swiglu(float gate, float up, float limi
 
 // Brings the table of experts near: it may be read before the wait, but which of its rows matter is known only after.
 __device__ __forceinline__ void prefetch_table(const ExpertFfnParams& p) {
-  const int64_t at = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 128;
-  if (at < p.experts * static_cast<int64_t>(sizeof(ExpertWeights)))
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(p.expert) + at));
+  constexpr int64_t kPiece = 1024;
+  const int64_t bytes = p.experts * static_cast<int64_t>(sizeof(ExpertWeights)), at = blockIdx.x * kPiece;
+  if (threadIdx.x != 0 || at >= bytes || reinterpret_cast<uintptr_t>(p.expert) % 16 != 0) return;
+  prefetch_bytes(reinterpret_cast<const char*>(p.expert) + at,
+                 static_cast<uint32_t>(min(kPiece, bytes - at)));
 }
+static_assert(sizeof(ExpertWeights) % 16 == 0);
 
 __device__ __forceinline__ ExpertTile find_tile(const FfnArgs& a, int64_t i) {
   if (!a.pairs.tile) {
@@ -93,46 +96,94 @@ __device__ __forceinline__ float e2m1_value(uint32_t nibble) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(half))) * 16384.0f;
 }
 
+// The scale of the block that column i of row o lies in.
+__device__ __forceinline__ float block_scale(const Weight& w, int64_t o, int64_t i) {
+  const uint8_t* scale = static_cast<const uint8_t*>(w.block_scale);
+  if (w.format == WeightFormat::kNVFP4) return e4m3_value(scale[(o * w.in + i) / 16]);
+  if (w.format == WeightFormat::kFP8Block)
+    return load_float(scale + (o / 128 * ((w.in + 127) / 128) + i / 128) * 4);
+  const uint32_t code = scale[(o * w.in + i) / 32];
+  // kMXFP8: 0 is 2^-127, a subnormal; 255 is NaN.
+  return __uint_as_float(code == 255 ? 0x7fc00000u : code == 0 ? 0x00400000u : code << 23);
+}
+
 // Without NVFP4's global scale.
 __device__ __forceinline__ float stored_value(const Weight& w, int64_t o, int64_t i) {
   const int64_t at = o * w.in + i;
   const uint8_t* data = static_cast<const uint8_t*>(w.data);
-  const uint8_t* scale = static_cast<const uint8_t*>(w.block_scale);
   switch (w.format) {
     case WeightFormat::kF32:
       return load_float(data + at * 4);
     case WeightFormat::kBF16:
       return __uint_as_float(load_bytes(data + at * 2, 2) << 16);
-    case WeightFormat::kNVFP4: {
-      const uint32_t byte = data[at / 2];
-      return e2m1_value(i % 2 ? byte >> 4 : byte & 15) * e4m3_value(scale[at / 16]);
-    }
-    case WeightFormat::kFP8Block:
-      return e4m3_value(data[at]) * load_float(scale + (o / 128 * ((w.in + 127) / 128) + i / 128) * 4);
-    case WeightFormat::kMXFP8: {
-      const uint32_t code = scale[at / 32];
-      // 0 is 2^-127, a subnormal; 255 is NaN.
-      const uint32_t bits = code == 255 ? 0x7fc00000u : code == 0 ? 0x00400000u : code << 23;
-      return e4m3_value(data[at]) * __uint_as_float(bits);
-    }
+    case WeightFormat::kNVFP4:
+      return e2m1_value(i % 2 ? data[at / 2] >> 4 : data[at / 2] & 15) * block_scale(w, o, i);
+    default:
+      return e4m3_value(data[at]) * block_scale(w, o, i);
   }
-  return 0;
 }
 __device__ __forceinline__ float global_scale(const Weight& w) {
   return w.format == WeightFormat::kNVFP4 ? w.global_scale : 1.0f;
 }
 
-// Row o of w with up to kExactRows rows of x, by a whole warp; the sums in every lane.
+// Whether eight columns from a multiple of eight on can be loaded at once.
+__device__ __forceinline__ bool loads_eights(const Weight& w) {
+  const bool blocks =
+      w.format != WeightFormat::kFP8Block || reinterpret_cast<uintptr_t>(w.block_scale) % 4 == 0;
+  return w.in % 8 == 0 && reinterpret_cast<uintptr_t>(w.data) % 16 == 0 && blocks;
+}
+
+// Columns i … i + 7 of row o, i a multiple of eight; zeros behind the end.
+__device__ __forceinline__ void stored_eight(const Weight& w, int64_t o, int64_t i, bool whole,
+                                             float (&v)[8]) {
+  if (!whole) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = i + k < w.in ? stored_value(w, o, i + k) : 0.0f;
+    return;
+  }
+  const int64_t at = o * w.in + i;
+  const char* data = static_cast<const char*>(w.data);
+  if (w.format == WeightFormat::kF32) {
+    const uint4 a = load_once(data + at * 4), b = load_once(data + at * 4 + 16);
+    const uint32_t bits[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = __uint_as_float(bits[k]);
+  } else if (w.format == WeightFormat::kBF16) {
+    const uint4 a = load_once(data + at * 2);
+    const uint32_t pair[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) v[2 * k] = bf16_low(pair[k]), v[2 * k + 1] = bf16_high(pair[k]);
+  } else if (w.format == WeightFormat::kNVFP4) {
+    const uint32_t nibbles = *reinterpret_cast<const uint32_t*>(data + at / 2);
+    const float scale = block_scale(w, o, i);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = e2m1_value(nibbles >> (4 * k) & 15) * scale;
+  } else {
+    const uint2 codes = *reinterpret_cast<const uint2*>(data + at);
+    const float scale = block_scale(w, o, i);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = e4m3_value((k < 4 ? codes.x : codes.y) >> (8 * (k % 4)) & 255) * scale;
+  }
+}
+
+// Row o of w with up to kExactRows rows of x, by a whole warp; the sums in every lane. A lane has eight columns at a
+// time, added in ascending order.
 __device__ __forceinline__ void plain_products(const Weight& w, int64_t o,
                                                const float* const (&x)[kExactRows], int rows,
                                                float (&sum)[kExactRows]) {
+  const bool whole = loads_eights(w);
 #pragma unroll
   for (int r = 0; r < kExactRows; ++r) sum[r] = 0;
-  for (int64_t i = threadIdx.x % kWarp; i < w.in; i += kWarp) {
-    const float value = stored_value(w, o, i);
+  for (int64_t i = threadIdx.x % kWarp * 8; i < w.in; i += kWarp * 8) {
+    float value[8];
+    stored_eight(w, o, i, whole, value);
 #pragma unroll
     for (int r = 0; r < kExactRows; ++r) {
-      if (r < rows) sum[r] = fmaf(value, x[r][i], sum[r]);
+      if (r >= rows) continue;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        if (i + k < w.in) sum[r] = fmaf(value[k], x[r][i + k], sum[r]);
+      }
     }
   }
   const float scale = global_scale(w);

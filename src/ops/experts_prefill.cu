@@ -211,6 +211,7 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
   WeightStream stream;
   const int row = min(channel + g, a.ffn.p.inner - 1);
   stream.open(gate, row, up, row);
+  stream.ask_ahead(gate.in);
   load_rows(a, tile, false, shared);
   if (tile.rows <= 8) {
     finish_gate_up<8>(a, tile, gate, up, channel + g, stream, staged, shared);
@@ -246,6 +247,7 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
   }
   WeightStream stream;
   stream.open(down, min(output + g, hidden - 1), down, min(output + g + 8, hidden - 1));
+  stream.ask_ahead(down.in);
   wait_for_previous();
   start_next();
   load_rows(a, tile, true, shared);

@@ -86,6 +86,11 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Asks for `bytes` (a multiple of 16) from a 16-byte aligned address on to be brought into the second-level cache.
+__device__ __forceinline__ void prefetch_bytes(const void* p, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
+
 // A lane's part of sixteen weight rows: its two rows, kDepth steps in flight. Where a row has no columns left, a lane
 // keeps what it loaded before from the same row: x is zero there, and a NaN scale makes the row's sum NaN anyhow.
 struct WeightStream {
@@ -113,6 +118,17 @@ struct WeightStream {
         s[d][i] = load_two_scales(scale[i] + chunk * 2);
       }
     }
+  }
+
+  // Asks for the next bytes of the warp's rows, so that the memory is busy until the first products are made: while x
+  // is staged, or while the kernel before drains.
+  __device__ __forceinline__ void ask_ahead(int64_t in) const {
+    constexpr int64_t kFirst = kDepth * 64, kAhead = 512;
+    const int64_t left = in / 2 - kFirst;
+    if (threadIdx.x % 4 != 0 || left <= 0) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      prefetch_bytes(data[i] + kFirst, static_cast<uint32_t>(left < kAhead ? left : kAhead));
   }
 
   // Place d gets its next step, kDepth on.
