@@ -120,9 +120,11 @@ PreOutputs on_cpu(check::Gpu& gpu, const PreInputs& in) {
 void compare_pre(const PreInputs& in, const PreOutputs& found, const PreOutputs& expected,
                  const std::string& what) {
   const auto size = [](const Floats& v) { return static_cast<int64_t>(v.size()); };
-  // A sum over the flattened axis on each side: the CPU's in blocks of at most 2048 over 16 lanes, the device's shorter.
+  // A sum over the flattened axis on each side: the CPU's in at most 16 blocks, of 2048 or more, over 16 lanes; the
+  // device's chains are shorter.
+  const int64_t block = std::max<int64_t>(std::min<int64_t>(in.flat, 2048), in.flat / 16);
   check::close(what + ": mix", found.mix.data(), expected.mix.data(), size(found.mix),
-               2 * check::rounding(check::lane_steps(std::min<int64_t>(in.flat, 2048)) + 16));
+               2 * check::rounding(check::lane_steps(block) + 16));
   // What the logits differ by, and the largest argument of sigmoid or exp, go into post and comb: the balanced matrix is
   // exp(z_ij + u_i + v_j), and z, u and v each move by no more than the logits do, the latter two from both sides. An
   // argument z is off by z kUnit; sigmoid, softmax and Sinkhorn add their own roundings on each side.

@@ -146,10 +146,13 @@ __device__ __forceinline__ float4 mixed(const Streams<kN>& s, const float (&fact
   return sum;
 }
 
+// Whole warps come to these barriers together.
 __device__ __forceinline__ void cluster_arrive() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
+  __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
@@ -312,6 +315,7 @@ __device__ __forceinline__ void mixer(const HyperPreParams& p, int64_t row, cons
       if (lane == 0 && first + i * kMixerWarps < sums) shared.sum[first + i * kMixerWarps] = s[i];
     }
   }
+  __syncwarp();
   asm volatile("bar.sync 1, %0;" ::"n"(kMixerWarps * kWarp) : "memory");
   if (warp != 0) return;
   const float flat = static_cast<float>(static_cast<int64_t>(p.streams) * p.hidden);
@@ -338,7 +342,6 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__((kMaxCollapseWa
     cluster_wait();
     cluster_arrive();
     if (mixes) mixer<kN>(p, row, partial, slices, warp - warps, mixer_shared);
-    __syncwarp();
     cluster_wait();
     return;
   }
