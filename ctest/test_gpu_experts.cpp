@@ -265,8 +265,9 @@ void ffn_fast(check::Gpu& gpu) {
   struct Shape {
     int32_t hidden, inner;
   };
-  for (const Shape shape : {Shape{32, 32}, Shape{128, 64}, Shape{544, 1312}, Shape{1312, 544},
-                            Shape{4096, 160}, Shape{96, 4192}, Shape{640, 256}, Shape{6144, 96}}) {
+  for (const Shape shape :
+       {Shape{32, 32}, Shape{128, 64}, Shape{544, 1312}, Shape{1312, 544}, Shape{4096, 160}, Shape{96, 4192},
+        Shape{640, 256}, Shape{6144, 96}, Shape{12800, 32}}) {
     const Model m(gpu, shape.hidden, shape.inner, 6, {WeightFormat::kNVFP4});
     for (const int64_t rows : {1, 2, 4, 13, 40})
       ffn_case(gpu, "expert_ffn NVFP4", m, random_step(m, rows, 3, 10.0f, rows == 13, rows == 4 ? 1 : 0));

@@ -284,6 +284,9 @@ void expert_ffn(const ExpertFfnParams& p, Exec& exec) {
 
 void expert_sum(const ExpertSumParams& p, Exec& exec) {
   if (exec.measure || p.rows <= 0 || p.hidden <= 0) return;
+  if (p.topk <= 0)
+    throw InputError("expert_sum: topk, at least 1, found " + std::to_string(p.topk),
+                     "see num_experts_per_tok");
   const bool whole = p.hidden % 4 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0 &&
                      reinterpret_cast<uintptr_t>(p.shared) % 16 == 0 &&
                      reinterpret_cast<uintptr_t>(p.y) % 16 == 0;
