@@ -39,7 +39,7 @@ struct GemvParams {
   int32_t phases, phase_slices;  // slices of each phase but the last
   int32_t groups;
   int32_t block_groups;  // room for so many in a block
-  int32_t vector_x;      // rows of x are aligned for loads of four floats
+  int32_t vector_x;      // rows of x are aligned for loads of four floats, and whole numbers of these
   int32_t part_count;
   GemvPart part[kMaxParts];
 };
@@ -180,7 +180,7 @@ struct GemvStream {
       for (int g = 0; g < K::G; ++g) {
         const WeightRow w = ahead.output(g);
         copy_async(ring + s * K::kStageBytes + g * (kStep * 2),
-                   w.data + (w.row * w.in + (there ? column : 0)) * 2, there);
+                   w.data + (int64_t{w.row} * w.in + (there ? column : 0)) * 2, there);
       }
       ahead.advance(p, warp, first_group, groups);
     }
@@ -194,63 +194,83 @@ struct GemvStream {
     for (int g = 0; g < K::G; ++g) next[g] = K::L::load(ahead.output(g), column);
     ahead.advance(p, warp, first_group, groups);
   }
-  // The next step's weights; asks for later ones.
-  __device__ __forceinline__ void take(Raw* raw, const GemvParams& p, int warp, int lane, int first_group,
-                                       int groups) {
-    if constexpr (K::kRing) {
-      copy_wait<K::kStages - 1>();
+  // The next step's weights, decoded, and their scales; then asks for later ones.
+  __device__ __forceinline__ void take(float (&w)[K::G][kLaneColumns], float (&scale)[K::G],
+                                       const GemvParams& p, int warp, int lane, int first_group, int groups) {
+    if constexpr (K::kRing) copy_wait<K::kStages - 1>();
 #pragma unroll
-      for (int g = 0; g < K::G; ++g)
-        raw[g].v = *reinterpret_cast<const uint4*>(ring + slot * K::kStageBytes + g * (kStep * 2));
+    for (int g = 0; g < K::G; ++g) {
+      Raw raw;
+      if constexpr (K::kRing) {
+        raw.v = *reinterpret_cast<const uint4*>(ring + slot * K::kStageBytes + g * (kStep * 2));
+      } else {
+        raw = next[g];
+      }
+      K::L::values(raw, w[g]);
+      scale[g] = K::L::scale(raw);
+    }
+    if constexpr (K::kRing) {
       fill(p, slot, warp, lane, first_group, groups);
       slot = (slot + 1) % K::kStages;
     } else {
-#pragma unroll
-      for (int g = 0; g < K::G; ++g) raw[g] = next[g];
       fetch(p, warp, lane, first_group, groups);
     }
   }
 };
 
-// x of a phase: [R][columns], each step's columns as two planes of a float4 a lane, zeros where there is no column or
-// row.
+// 16 bytes to shared memory in one store, which the compiler makes four of where it pleases.
+__device__ __forceinline__ void store_shared(void* to, const uint4& v) {
+  asm volatile(
+      "st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+      : "memory");
+}
+
+// Where the four columns that c is one of begin, in a row of x in shared memory: each step's columns as two planes
+// of a float4 a lane.
+__device__ __forceinline__ int gemv_x_place(int c) {
+  const int inside = c % kStep;
+  return c - inside + inside / 4 % 2 * (kStep / 2) + inside / kLaneColumns * 4;
+}
+
+// x of a phase: [R][columns], zeros where there is no column or row.
 template <typename K>
 __device__ __forceinline__ void gemv_load_x(const GemvParams& p, int phase, float* xs) {
   const int first = phase * p.phase_slices * p.slice, columns = p.phase_slices * p.slice;
   const int row0 = blockIdx.y * K::R;
-  for (int r = 0; r < K::R; ++r) {
-    const bool row_there = row0 + r < p.rows;
-    const float* x = p.x + (row_there ? row0 + r : 0) * p.ldx;
-    for (int c = threadIdx.x * 4; c < columns; c += K::kThreads * 4) {
-      const int column = first + c;
-      float4 v = make_float4(0, 0, 0, 0);
-      if (row_there && column < p.in) {
-        if (p.vector_x && column + 4 <= p.in) {
-          v = *reinterpret_cast<const float4*>(x + column);
-        } else {
-          v.x = x[column];
-          if (column + 1 < p.in) v.y = x[column + 1];
-          if (column + 2 < p.in) v.z = x[column + 2];
-          if (column + 3 < p.in) v.w = x[column + 3];
-        }
-      }
-      const int inside = c % kStep;
-      *reinterpret_cast<float4*>(xs + r * columns + (c - inside) + inside / 4 % 2 * (kStep / 2) +
-                                 inside / kLaneColumns * 4) = v;
+  if (!p.vector_x) {
+    for (int i = threadIdx.x; i < K::R * columns; i += K::kThreads) {
+      const int r = i / columns, c = i - r * columns;
+      const bool there = row0 + r < p.rows && first + c < p.in;
+      xs[r * columns + gemv_x_place(c) + c % 4] = there ? p.x[(row0 + r) * p.ldx + first + c] : 0.0f;
+    }
+    return;
+  }
+  const int quads = columns / 4, all = K::R * quads;
+  constexpr int kBatch = 4;  // loads in flight
+  for (int base = threadIdx.x; base < all; base += kBatch * K::kThreads) {
+    uint4 v[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = base + j * K::kThreads, r = K::R == 1 ? 0 : i / quads,
+                column = first + (i - r * quads) * 4;
+      v[j] = make_uint4(0, 0, 0, 0);
+      if (i < all && row0 + r < p.rows && column < p.in)
+        v[j] = *reinterpret_cast<const uint4*>(p.x + (row0 + r) * p.ldx + column);
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = base + j * K::kThreads, r = K::R == 1 ? 0 : i / quads;
+      if (i < all) store_shared(xs + r * columns + gemv_x_place((i - r * quads) * 4), v[j]);
     }
   }
 }
 
 // sum[g][r] += the lane's eight columns of output g times row r.
 template <typename K>
-__device__ __forceinline__ void gemv_step(const typename K::L::Raw* raw, const float* xs, int row_columns,
-                                          int lane, float (&sum)[K::G * K::R]) {
-  float w[K::G][kLaneColumns], scale[K::G];
-#pragma unroll
-  for (int g = 0; g < K::G; ++g) {
-    K::L::values(raw[g], w[g]);
-    scale[g] = K::L::scale(raw[g]);
-  }
+__device__ __forceinline__ void gemv_step(const float (&w)[K::G][kLaneColumns], const float (&scale)[K::G],
+                                          const float* xs, int row_columns, int lane,
+                                          float (&sum)[K::G * K::R]) {
 #pragma unroll
   for (int r = 0; r < K::R; ++r) {
     const float4 low = *reinterpret_cast<const float4*>(xs + r * row_columns + lane * 4);
@@ -346,9 +366,9 @@ __global__ void __launch_bounds__(K::kThreads, 1) gemv_kernel(const __grid_const
       const float* x = xs + slice * p.slice;
 #pragma unroll 1
       for (int step = 0; step < steps; ++step, x += kStep) {
-        typename K::L::Raw raw[K::G];
-        stream.take(raw, p, warp, lane, first_group, groups);
-        gemv_step<K>(raw, x, phase_columns, lane, sum);
+        float w[K::G][kLaneColumns], scale[K::G];
+        stream.take(w, scale, p, warp, lane, first_group, groups);
+        gemv_step<K>(w, scale, x, phase_columns, lane, sum);
       }
       gemv_put<K>(sum, table + (slice * p.block_groups + group) * N, lane);
       at.step = steps - 1;

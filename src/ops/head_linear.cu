@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kRowsWarps* kWarp, 2) head_rows_kernel(HeadPar
   const int head = blockIdx.y, row0 = blockIdx.z * R;
   const int end = min(static_cast<int>(blockIdx.x + 1) * p.block_outputs, p.per_head);
   int first = blockIdx.x * p.block_outputs + warp * G;
-  const WeightRow w = {p.data, nullptr, int64_t{head} * p.stride_out + p.offset, p.in};
+  const WeightRow w = {p.data, nullptr, head * p.stride_out + p.offset, p.in};
   const float* x = p.x + row0 * p.ldx + head * p.hx;
   float* y = p.y + row0 * p.ldy + head * p.hy;
   const int steps = (p.in + kStep - 1) / kStep;
@@ -105,13 +105,13 @@ template <WeightFormat F, bool kVector, int R>
 __global__ void __launch_bounds__(kColumnsThreads, 1) head_columns_kernel(HeadParams p) {
   using L = Lane<F, kVector>;
   constexpr int kAtOnce = 64 / sizeof(typename L::Raw);  // rows; as many again are in flight
-  __shared__ float xs[kInputs * R];
+  __shared__ __align__(16) float xs[kInputs * R];
   __shared__ __align__(16) float partial[kColumnsWarps * kStep];
   static_assert(sizeof xs + sizeof partial <= 48 * 1024);
   static_assert(kInputs % (kAtOnce * kColumnsWarps) == 0);  // no step passes the end of xs
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int head = blockIdx.y, row0 = blockIdx.z * R, column = blockIdx.x * kStep + lane * kLaneColumns;
-  const WeightRow w = {p.data, nullptr, int64_t{head} * p.stride_out + p.offset, p.in};
+  const WeightRow w = {p.data, nullptr, head * p.stride_out + p.offset, p.in};
 
   typename L::Raw raw[kAtOnce], next[kAtOnce];
   const auto load = [&](typename L::Raw* to, int first) {  // rows first, first + 16, …; zeros past the last
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(K::kThreads, K::kBlocks) head_tensor_kernel(He
   const int first_row = blockIdx.x * K::kRows, first = blockIdx.y * K::kOutputs, head = blockIdx.z;
   const int all = K::kAcross ? p.in : p.per_head, inputs = K::kAcross ? p.per_head : p.in;
   const int rows = min(K::kRows, p.rows - first_row), outputs = min(K::kOutputs, all - first);
-  const int64_t row0 = int64_t{head} * p.stride_out + p.offset;
+  const int row0 = head * p.stride_out + p.offset;
   const TensorTile tile = {
       t.x + (int64_t{head} * p.rows + first_row) * t.ldx,        t.ldx,   nullptr, rows,
       {p.data, nullptr, K::kAcross ? row0 : row0 + first, p.in}, outputs, inputs,  K::kAcross ? first : 0};
@@ -212,10 +212,9 @@ void launch_rows(HeadParams p, const HeadLinearParams& h, Exec& exec) {
     return;
   }
   // About two blocks a multiprocessor, none without work for all its warps.
-  const int64_t least = kRowsWarps * kRowsGroup, most = blocks(p.per_head, least);
-  int64_t cuts = blocks(2 * exec.cuda->sm_count, h.heads);
-  if (cuts > most) cuts = most;
-  p.block_outputs = static_cast<int32_t>(blocks(p.per_head, cuts * kRowsGroup) * kRowsGroup);
+  constexpr int64_t kLeast = kRowsWarps * kRowsGroup;
+  const int64_t cuts = blocks(2 * exec.cuda->sm_count, h.heads);
+  p.block_outputs = static_cast<int32_t>(blocks(p.per_head, cuts * kLeast) * kLeast);
   launch("head_linear", head_rows_kernel<F, kVector, R>,
          dim3(blocks(p.per_head, p.block_outputs), heads, tiles), kRowsWarps * kWarp, 0, exec, p);
 }
@@ -249,7 +248,8 @@ void run_heads(const HeadTensorParams& t, bool tensor, bool vector, const HeadLi
 }
 
 void check_heads(const HeadLinearParams& p) {
-  if (p.w.out <= 0) fail_op("head_linear", "outputs of a weight, at least", 1, p.w.out);
+  if (p.w.out <= 0 || p.w.out > INT32_MAX)
+    fail_op("head_linear", "outputs of a weight, at least", 1, p.w.out);
   if (p.w.in <= 0 || p.w.in > INT32_MAX) fail_op("head_linear", "inputs of a weight, at least", 1, p.w.in);
   if (p.w.format != WeightFormat::kF32 && p.w.format != WeightFormat::kBF16)
     fail_op("head_linear", "weight format, F32 or BF16 only", static_cast<int64_t>(WeightFormat::kBF16),

@@ -93,7 +93,8 @@ void linear(const LinearParams& p, Exec& exec) {
   const bool tensor = exec.tensor_cores && p.rows > kExactRows;
   __nv_bfloat16* rounded = tensor ? exec.scratch->take<__nv_bfloat16>(p.rows * rounded_width(in)) : nullptr;
   if (exec.measure) return;
-  const bool aligned = p.ldx % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+  const bool aligned =
+      in % 4 == 0 && (p.rows == 1 || p.ldx % 4 == 0) && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
   if (tensor) {
     const int64_t width = rounded_width(in);
     round_rows({p.x, p.ldx, 0, p.rows, 1, static_cast<int32_t>(in), rounded, width, 0}, exec);

@@ -121,7 +121,8 @@ __device__ __forceinline__ void tile_copy_w(const TensorTile& t, int column, uin
     int at;
     tile_unit<K>(t, column, u, w, at);
     const bool there = at < w.in;
-    tile_copy(shared + tile_offset(i / 8, i % 8), w.data + (there ? (w.row * w.in + at) * 2 : 0), there);
+    tile_copy(shared + tile_offset(i / 8, i % 8), w.data + (there ? (int64_t{w.row} * w.in + at) * 2 : 0),
+              there);
   }
 }
 template <typename K>
@@ -186,7 +187,8 @@ __device__ __forceinline__ void tile_multiply(uint32_t x, uint32_t w, int down, 
 
 // The scale of a tile's block of 128 outputs and 128 columns; a tile lies in one row of blocks.
 __device__ __forceinline__ float tile_block_scale(const WeightRow& w, int column) {
-  return __uint_as_float(load_bytes<4>(w.scale + 4 * (w.row / 128 * ((w.in + 127) / 128) + column / 128)));
+  return __uint_as_float(
+      load_bytes<4>(w.scale + 4 * (int64_t{w.row / 128} * ((w.in + 127) / 128) + column / 128)));
 }
 
 // The product; then put(row, output, value of output, value of output + 1) for every pair of results in the tile,

@@ -49,7 +49,7 @@ __device__ __forceinline__ void e2m1_floats(uint32_t word, float* v) {
 struct WeightRow {
   const char* data;      // of the weight
   const uint8_t* scale;  // block scales of the weight, may be null
-  int64_t row;
+  int32_t row;
   int32_t in;
 };
 
@@ -75,7 +75,7 @@ struct Lane<WeightFormat::kBF16, kVector> {
   };
   static __device__ __forceinline__ Raw load(const WeightRow& w, int32_t column) {
     Raw raw{make_uint4(0, 0, 0, 0)};
-    const char* p = w.data + (w.row * w.in + column) * 2;
+    const char* p = w.data + (int64_t{w.row} * w.in + column) * 2;
     if constexpr (kVector) {
       if (column < w.in) raw.v = load_once(p);
     } else {
@@ -104,7 +104,7 @@ struct Lane<WeightFormat::kF32, kVector> {
   };
   static __device__ __forceinline__ Raw load(const WeightRow& w, int32_t column) {
     Raw raw{make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-    const char* p = w.data + (w.row * w.in + column) * 4;
+    const char* p = w.data + (int64_t{w.row} * w.in + column) * 4;
     if constexpr (kVector) {
       if (column < w.in) raw.low = load_once(p), raw.high = load_once(p + 16);
     } else {
@@ -137,7 +137,7 @@ struct Lane<WeightFormat::kNVFP4, kVector> {
   static __device__ __forceinline__ Raw load(const WeightRow& w, int32_t column) {
     Raw raw{0, 0};
     if (column >= w.in) return raw;
-    const int64_t at = w.row * w.in + column;
+    const int64_t at = int64_t{w.row} * w.in + column;
     if constexpr (kVector) {
       raw.v = __ldg(reinterpret_cast<const uint32_t*>(w.data + at / 2));
     } else {
@@ -168,7 +168,7 @@ struct LaneFp8 {
   static __device__ __forceinline__ Raw load(const WeightRow& w, int32_t column) {
     Raw raw{make_uint2(0, 0), 0};
     if (column >= w.in) return raw;
-    const int64_t at = w.row * w.in + column;
+    const int64_t at = int64_t{w.row} * w.in + column;
     const uint8_t* p = reinterpret_cast<const uint8_t*>(w.data) + at;
     if constexpr (kVector) {
       raw.v = __ldg(reinterpret_cast<const uint2*>(p));
@@ -183,7 +183,7 @@ struct LaneFp8 {
     if constexpr (kMx) {
       raw.scale = w.scale[at / 32];
     } else {
-      const int64_t block = w.row / 128 * ((w.in + 127) / 128) + column / 128;
+      const int64_t block = int64_t{w.row / 128} * ((w.in + 127) / 128) + column / 128;
       if constexpr (kVector) {
         raw.scale = __ldg(reinterpret_cast<const uint32_t*>(w.scale) + block);
       } else {
