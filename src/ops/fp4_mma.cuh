@@ -1,6 +1,6 @@
 // Products with NVFP4 weights on tensor cores.
 //
-// A warp multiplies sixteen weight rows with up to kTiles * 8 columns by mma.sync m16n8k16: weights are the A side,
+// A warp multiplies sixteen weight rows with tiles of eight columns by mma.sync m16n8k16: weights are the A side,
 // straight from global memory into registers, each lane decoding what it loaded. An E2M1 value times its E4M3 block
 // scale has at most six significant bits and is a multiple of 2^-24 after the factor 2^-14 that decoding leaves, so the
 // product is exact in float16. Activations are the B side, from shared memory, in float16 after a power of two for each
@@ -80,7 +80,8 @@ __device__ __forceinline__ uint32_t load_two_scales(const void* p) {
 // 2t + 1 of d, column g of b.
 __device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                         uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -163,6 +164,7 @@ __device__ __forceinline__ void multiply_step(const uint4 (&q)[2], const uint32_
   static_assert(!kExact || kTiles == 1);
   const uint32_t scales[2] = {e4m3_halves(s[0]), e4m3_halves(s[1])};
   float part[2][4] = {};
+  __syncwarp();  // the products want the whole warp, and lanes may have fetched by themselves
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     uint32_t a[2][4];
