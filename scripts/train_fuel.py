@@ -1,18 +1,26 @@
 #!/usr/bin/env python3
-"""Makes the small fuel that ships, from packages to README: corpus, tokenizer, training, quantisation,
-measurement.
+"""Makes the small fuel that ships, from packages to README.
 
-    train_fuel.py corpus --debs DEBS --packages WHEELS --npm NPM --out CORPUS
+    train_fuel.py recipe --work DIR
+
+runs the stages of scripts/train/recipe.txt in order, each once, and goes on where it was stopped. Packages
+are downloaded and checked (pip, apt-get, npm), corpus, tokenizer and streams are made from them, the model
+is trained (a GPU), quantised, written as a fuel and measured. `--until` ends after a stage, `--stop-after`
+leaves off training after so many seconds. Every stage is also a command of its own:
+
+    train_fuel.py fetch --packages PACKAGES
+    train_fuel.py corpus --packages PACKAGES --out CORPUS
     train_fuel.py tokens --corpus CORPUS --out DATA
-    train_fuel.py train --data DATA --run RUN --steps N          (a GPU; resumes RUN; --stop-after ends early)
+    train_fuel.py train --data DATA --run RUN --steps N          (resumes RUN)
+    train_fuel.py polish --weights WEIGHTS --data DATA --run RUN2  (for weights trained without --split)
     train_fuel.py weights --run RUN --out WEIGHTS
-    train_fuel.py polish --weights WEIGHTS --data DATA --run RUN2  (a CPU will do; then `weights` again)
     train_fuel.py fuel --weights WEIGHTS --data DATA --out FUEL
-    train_fuel.py report --weights WEIGHTS --fuel FUEL --data DATA --corpus CORPUS
     train_fuel.py golden --fuel FUEL --out FILE
+    train_fuel.py report --weights WEIGHTS --fuel FUEL --data DATA --out FIGURES
+    train_fuel.py define --fuel FUEL --data DATA --out DEFINITIONS
+    train_fuel.py readme --figures FIGURES --definitions DEFINITIONS --run RUN --fuel FUEL
 
-The packages are downloaded beforehand with the ordinary clients; `train/corpus.py` lists what is read from
-each.
+It needs torch and transformers (pip install '.[oracle]'), and `define` Rocket itself.
 """
 
 import argparse
@@ -21,211 +29,263 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
-from itertools import chain
 from pathlib import Path
+from typing import NoReturn
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from train import packages
+from train import recipe as recipes
+from train.errors import TrainError
+
+SHAPES = ("sparkler", "tiny")
+
+
+def _say(result: object) -> None:
+    print(json.dumps(result, indent=1), flush=True)
+
+
+def _json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TrainError(f"{path} is not JSON: {error}", "write it again") from None
+
+
+def fetch(args: argparse.Namespace) -> None:
+    _say(packages.fetch(args.packages, packages.read_list(args.list)))
 
 
 def corpus(args: argparse.Namespace) -> None:
     from train import corpus as build
+    from train.sources import documents
 
-    parts = [build.stdlib_documents()]
-    parts += [build.debian_documents(folder) for folder in args.debs]
-    parts += [build.factbook_documents(folder) for folder in args.npm]
-    parts += [build.package_documents(folder, args.package_megabytes) for folder in args.packages]
-    sizes = build.build(chain(*parts), args.out, seed=args.seed, facts=args.facts, functions=args.functions)
-    print(json.dumps(sizes, indent=1))
+    found = documents(packages.read_list(args.list), args.packages, args.package_megabytes)
+    _say(build.build(found, args.out, seed=args.seed, facts=args.facts, functions=args.functions))
 
 
 def tokens(args: argparse.Namespace) -> None:
     from train import tokens as streams
     from train.model import SHAPES
 
-    tokenizer = streams.train_tokenizer(
-        streams.sample(args.corpus, args.characters), SHAPES[args.shape].vocab
-    )
+    sample = streams.sample(args.corpus, args.characters)
+    tokenizer = streams.train_tokenizer(sample, SHAPES[args.shape].vocab)
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
-    print(json.dumps(streams.write_streams(args.corpus, tokenizer, args.out), indent=1))
+    _say(streams.write_streams(args.corpus, tokenizer, args.out))
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace) -> bool:
     from train.loop import Plan, Trainer
 
     plan = Plan(**{f.name: getattr(args, f.name) for f in fields(Plan)})
     trainer = Trainer(plan, args.data, args.run, kda=args.kda, compile_parts=args.compile)
     resumed = trainer.resume()
     print(json.dumps({"resumed": resumed, "step": trainer.step, "device": str(trainer.device)}), flush=True)
-    trainer.train(args.stop_after, args.until)
+    return trainer.train(args.stop_after, args.until)
 
 
 def polish(args: argparse.Namespace) -> None:
     from train import loop
 
-    loop.polish(
-        args.weights,
-        args.data,
-        args.run,
-        shape=args.shape,
-        steps=args.steps,
-        rows=args.rows,
-        length=args.length,
-        rate=args.rate,
-        seed=args.seed,
-    )
+    names = ("shape", "steps", "rows", "length", "rate", "seed")
+    loop.polish(args.weights, args.data, args.run, **{name: getattr(args, name) for name in names})
 
 
 def weights(args: argparse.Namespace) -> None:
-    import torch
+    from train.fuel import network, rounded, save_weights
+    from train.loop import load_state
 
-    from train.fuel import rounded, save_weights
-    from train.model import SHAPES, Network, text_config
-
-    net = Network(text_config(SHAPES[args.shape]))
-    net.load_state_dict(torch.load(args.run / "state.pt", map_location="cpu", weights_only=True)["net"])
-    save_weights(rounded(net), args.out)
+    path = args.run / "state.pt"
+    save_weights(rounded(network(load_state(path)["net"], args.shape, path)), args.out)
 
 
 def fuel(args: argparse.Namespace) -> None:
-    from tokenizers import Tokenizer
-
     from train.fuel import write_fuel
+    from train.tokens import read_tokenizer
 
-    tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
-    print(json.dumps(write_fuel(args.weights, tokenizer, args.shape, args.out)))
+    _say(write_fuel(args.weights, read_tokenizer(args.data / "tokenizer.json"), args.shape, args.out))
 
 
 def report(args: argparse.Namespace) -> None:
-    from tokenizers import Tokenizer
-
     from train import report as measures
     from train.fuel import load_weights, read_fuel
+    from train.tokens import read_tokenizer
 
-    tokenizer = Tokenizer.from_file(str(args.fuel / "tokenizer.json"))
+    tokenizer = read_tokenizer(args.fuel / "tokenizer.json")
     original, stored = load_weights(args.weights, args.shape), read_fuel(args.fuel, args.shape)
     figures = measures.measure(original, stored, args.data, args.shape, args.windows, args.drafts)
     figures["samples"] = {p: measures.generate(stored, tokenizer, p, args.sample_tokens) for p in args.prompt}
-    figures["sources"] = json.loads((args.corpus / "sources.json").read_text())
-    figures["counts"] = json.loads((args.data / "counts.json").read_text())
-    args.out.write_text(json.dumps(figures, indent=1) + "\n")
+    figures["sources"] = _json(args.data / "sources.json")
+    args.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def define(args: argparse.Namespace) -> None:
+    from train import define as definitions
+
+    figures = definitions.measure(args.fuel, args.data, args.count, args.tokens)
+    _say(figures)
+    args.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def readme(args: argparse.Namespace) -> None:
     from train.readme import write_readme
 
-    write_readme(
-        json.loads(args.figures.read_text()), json.loads(args.training.read_text()), args.fuel, args.shape
-    )
+    write_readme(_json(args.figures), _json(args.definitions), args.run, args.fuel, args.shape)
 
 
 def golden(args: argparse.Namespace) -> None:
-    from tokenizers import Tokenizer
-
     from train.golden import write_golden
+    from train.tokens import read_tokenizer
 
-    write_golden(args.fuel, Tokenizer.from_file(str(args.fuel / "tokenizer.json")), args.shape, args.out)
+    write_golden(args.fuel, read_tokenizer(args.fuel / "tokenizer.json"), args.shape, args.out)
+
+
+def recipe(args: argparse.Namespace) -> bool:
+    more = {"train": ["--stop-after", str(args.stop_after)]}
+    return recipes.run(args.recipe, args.work, args.until, more, run_stage)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise TrainError(message, f"see {self.prog} --help", status=2)
+
+
+def _at_least(low: float, kind: type = int, high: float = float("inf")) -> Callable[[str], float]:
+    """A type of argument: a number within bounds."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            wanted = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"expected {wanted}, found {text}")
+        return value
+
+    number.__name__ = "integer" if kind is int else "number"  # for argparse's own message
+    return number
+
+
+COUNT, NATURAL, SHARE, SECONDS = _at_least(1), _at_least(0), _at_least(0, float, 1), _at_least(0, float)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
-    def command(function: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
-        sub = commands.add_parser(function.__name__)
+    def command(
+        function: Callable[[argparse.Namespace], bool | None], *paths: str
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            function.__name__, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
         sub.set_defaults(function=function)
-        sub.add_argument("--shape", default="sparkler", help="sparkler, or tiny to try everything out")
+        for name in paths:
+            sub.add_argument(f"--{name}", type=Path, required=True, help="a path")
         return sub
 
-    sub = command(corpus)
-    for name in ("debs", "npm", "packages"):
-        sub.add_argument(
-            f"--{name}",
-            type=Path,
-            action="append",
-            default=[],
-            help="a folder of downloaded packages; may be repeated",
-        )
+    def shaped(function: Callable[[argparse.Namespace], bool | None], *paths: str) -> argparse.ArgumentParser:
+        sub = command(function, *paths)
+        sub.add_argument("--shape", default=SHAPES[0], choices=SHAPES, help="tiny is to try everything out")
+        return sub
+
+    sub = command(recipe, "work")
+    sub.add_argument("--recipe", type=Path, default=recipes.RECIPE, help="the stages and their arguments")
+    sub.add_argument("--until", metavar="STAGE", help="the last stage to run")
+    sub.add_argument("--stop-after", type=SECONDS, default=1e9, help="seconds of training to save after")
+
+    sub = command(fetch, "packages")
+    sub.add_argument("--list", type=Path, default=packages.LIST, help="names, versions and hashes")
+
+    sub = command(corpus, "packages", "out")
+    sub.add_argument("--list", type=Path, default=packages.LIST, help="names, versions and hashes")
     sub.add_argument(
-        "--package-megabytes", type=float, default=7.0, help="text taken from one package at most"
+        "--package-megabytes", type=SECONDS, default=7.0, help="code taken from one package at most"
     )
-    sub.add_argument("--facts", type=int, default=60_000, help="documents of generated facts")
-    sub.add_argument("--functions", type=int, default=40_000, help="documents of generated functions")
-    sub.add_argument("--seed", type=int, default=1)
-    sub.add_argument("--out", type=Path, required=True)
+    sub.add_argument("--facts", type=NATURAL, default=60_000, help="documents of generated facts")
+    sub.add_argument("--functions", type=NATURAL, default=40_000, help="documents of generated functions")
+    sub.add_argument("--seed", type=NATURAL, default=1, help="of what is generated")
 
-    sub = command(tokens)
-    sub.add_argument("--corpus", type=Path, required=True)
-    sub.add_argument(
-        "--characters", type=int, default=40_000_000, help="text that the tokenizer is trained on"
-    )
-    sub.add_argument("--out", type=Path, required=True)
+    sub = shaped(tokens, "corpus", "out")
+    sub.add_argument("--characters", type=COUNT, default=40_000_000, help="text to make the tokenizer from")
 
-    sub = command(train)
-    sub.add_argument("--data", type=Path, required=True)
-    sub.add_argument("--run", type=Path, required=True)
-    sub.add_argument("--steps", type=int, default=6000)
-    sub.add_argument("--rows", type=int, default=256, help="sequences in a batch")
-    sub.add_argument("--warmup", type=int, default=100)
-    sub.add_argument("--cooldown", type=float, default=0.4, help="share of the steps with a falling rate")
-    for name, default in (("sparse", 0.35), ("quantised", 0.65), ("draft", 0.65)):
-        sub.add_argument(
-            f"--{name}-from", type=float, default=default, help="share of the steps at which this begins"
-        )
-    sub.add_argument("--seed", type=int, default=1)
-    sub.add_argument(
-        "--split", type=float, default=0.0, help="share of tokens with line ends that is cut in two"
-    )
-    sub.add_argument("--stop-after", type=float, default=1e9, help="seconds after which to save and stop")
-    sub.add_argument("--until", type=int, default=None, help="step at which to save and stop")
-    sub.add_argument("--kda", choices=("plain", "fla"), default="plain")
-    sub.add_argument("--compile", action="store_true")
+    _train_arguments(shaped(train, "data", "run"))
 
-    sub = command(polish)
-    for name in ("weights", "data", "run"):
-        sub.add_argument(f"--{name}", type=Path, required=True)
-    sub.add_argument("--steps", type=int, default=80)
-    sub.add_argument("--rows", type=int, default=16)
-    sub.add_argument("--length", type=int, default=64)
-    sub.add_argument("--rate", type=float, default=1e-2)
-    sub.add_argument("--seed", type=int, default=2)
+    sub = shaped(polish, "weights", "data", "run")
+    sub.add_argument("--steps", type=COUNT, default=80, help="updates")
+    sub.add_argument("--rows", type=COUNT, default=16, help="sequences in a batch")
+    sub.add_argument("--length", type=COUNT, default=64, help="tokens in a sequence")
+    sub.add_argument("--rate", type=SECONDS, default=1e-2, help="of learning, at first")
+    sub.add_argument("--seed", type=NATURAL, default=2, help="of the batches")
 
-    sub = command(weights)
-    sub.add_argument("--run", type=Path, required=True)
-    sub.add_argument("--out", type=Path, required=True)
+    shaped(weights, "run", "out")
+    shaped(fuel, "weights", "data", "out")
+    shaped(golden, "fuel", "out")
 
-    sub = command(fuel)
-    sub.add_argument("--weights", type=Path, required=True)
-    sub.add_argument("--data", type=Path, required=True)
-    sub.add_argument("--out", type=Path, required=True)
+    sub = shaped(report, "weights", "fuel", "data", "out")
+    sub.add_argument("--windows", type=COUNT, default=30, help="held-out windows of each group")
+    sub.add_argument("--drafts", type=COUNT, default=8, help="prompts of each group to measure drafts on")
+    prompts = ["The capital of France is", "def fibonacci(n):"]
+    sub.add_argument("--prompt", action="append", default=prompts, help="a further sample to show")
+    sub.add_argument("--sample-tokens", type=COUNT, default=48, help="tokens of a sample")
 
-    sub = command(report)
-    for name in ("weights", "fuel", "data", "corpus"):
-        sub.add_argument(f"--{name}", type=Path, required=True)
-    sub.add_argument("--windows", type=int, default=96, help="held-out windows of each group")
-    sub.add_argument("--drafts", type=int, default=8, help="prompts of each group to measure drafts on")
-    sub.add_argument("--prompt", action="append", default=["The capital of France is", "def fibonacci(n):"])
-    sub.add_argument("--sample-tokens", type=int, default=48)
-    sub.add_argument("--out", type=Path, required=True)
+    sub = command(define, "fuel", "data", "out")
+    sub.add_argument("--count", type=COUNT, default=80, help="lines to continue")
+    sub.add_argument("--tokens", type=COUNT, default=200, help="tokens of a continuation at most")
 
-    sub = command(readme)
-    for name in ("figures", "training", "fuel"):
-        sub.add_argument(f"--{name}", type=Path, required=True)
-
-    sub = command(golden)
-    for name in ("fuel", "out"):
-        sub.add_argument(f"--{name}", type=Path, required=True)
+    shaped(readme, "figures", "definitions", "run", "fuel")
     return parser
 
 
-def main() -> None:
-    args = _parser().parse_args()
+def _train_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--steps", type=COUNT, default=6000, help="updates in all")
+    sub.add_argument("--rows", type=COUNT, default=256, help="sequences in a batch")
+    sub.add_argument("--warmup", type=COUNT, default=100, help="steps with a rising rate")
+    sub.add_argument("--cooldown", type=SHARE, default=0.4, help="share of the steps with a falling rate")
+    begins = (("sparse", 0.35), ("quantised", 0.65), ("draft", 0.65))
+    for name, default in begins:
+        sub.add_argument(f"--{name}-from", type=SHARE, default=default, help="share of the steps before it")
+    sub.add_argument("--seed", type=NATURAL, default=1, help="of the first weights and the batches")
+    sub.add_argument("--split", type=SHARE, default=0.0, help="share of tokens with line ends to cut in two")
+    sub.add_argument("--stop-after", type=SECONDS, default=1e9, help="seconds to save and stop after")
+    sub.add_argument("--until", type=COUNT, default=None, help="step to save and stop at")
+    sub.add_argument("--kda", choices=("plain", "fla"), default="plain", help="fla needs fla-core and a GPU")
+    sub.add_argument("--compile", action="store_true", help="fuse what lies between matrix products")
+
+
+def run_stage(words: list[str]) -> bool:
+    """Runs one command; False if it has to be gone on with."""
+    args = _parser().parse_args(words)
     begin = time.monotonic()
-    args.function(args)
-    print(f"{time.monotonic() - begin:.1f} s", file=sys.stderr)
+    finished = args.function(args) is not False
+    print(f"{args.command}: {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    if not finished:
+        print(f"{args.command} is not finished; the same command goes on", file=sys.stderr)
+    return finished
+
+
+def _fail(message: str, hint: str, status: int) -> int:
+    print(f"error: {' '.join(message.split())}\n\nhint: {hint}", file=sys.stderr)
+    return status
+
+
+def main(words: list[str]) -> int:
+    try:
+        run_stage(words)
+    except TrainError as error:
+        return _fail(str(error), error.hint, error.status)
+    except ModuleNotFoundError as error:
+        brings = {"rocket": "pip install .", "fla": "pip install fla-core, which needs a GPU"}
+        hint = brings.get((error.name or "").split(".")[0], "pip install '.[oracle]'")
+        return _fail(f"{error.name} is not installed", hint, 1)
+    except OSError as error:
+        where = error.filename if error.filename is not None else "a file"
+        return _fail(f"{where}: {error.strerror or error}", "check the paths that were given", 1)
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from .errors import TrainError
 from .model import SHAPES, Network, text_config
 from .nvfp4 import dequantise, quantise, round_trip
 from .tokens import END
@@ -56,13 +58,45 @@ def save_weights(state: dict[str, torch.Tensor], out: Path) -> None:
             size += room
 
 
-def load_weights(folder: Path, shape: str) -> Network:
-    net = Network(text_config(SHAPES[shape]))
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise TrainError(f"{path} cannot be read: {error}", "write it again") from None
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """What `save_weights` wrote."""
+    paths = sorted(folder.glob("weights-*.safetensors"))
+    if not paths:
+        raise TrainError(f"{folder} holds no weights-N.safetensors", "train_fuel.py weights writes them")
     state: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("weights-*.safetensors")):
-        state |= load_file(path)
+    for path in paths:
+        state |= _tensors(path)
+    return state
+
+
+def network(state: dict[str, torch.Tensor], shape: str, where: Path) -> Network:
+    """A network of these weights, in float32."""
+    net = Network(text_config(SHAPES[shape]))
+    expected = net.state_dict()
+    odd = sorted(k for k in expected.keys() | state.keys() if _size(expected, k) != _size(state, k))
+    if odd:
+        raise TrainError(
+            f"{where}: {odd[0]} is {_size(state, odd[0])}, but in the shape {shape!r} it is "
+            f"{_size(expected, odd[0])}",
+            f"give the --shape they were trained with: one of {', '.join(SHAPES)}",
+        )
     net.load_state_dict({k: v.float() for k, v in state.items()})
     return net.eval()
+
+
+def _size(state: dict[str, torch.Tensor], name: str) -> str:
+    return str(list(state[name].shape)) if name in state else "absent"
+
+
+def load_weights(folder: Path, shape: str) -> Network:
+    return network(read_weights(folder), shape, folder)
 
 
 @torch.no_grad()
@@ -155,9 +189,8 @@ def config_json(shape: str) -> dict:
 def write_fuel(weights: Path, tokenizer: Tokenizer, shape: str, out: Path) -> dict[str, int]:
     """Everything but fuel.yaml and README.md. Returns counts for them."""
     out.mkdir(parents=True, exist_ok=True)
-    state: dict[str, torch.Tensor] = {}
-    for path in sorted(weights.glob("weights-*.safetensors")):
-        state |= load_file(path)
+    state = read_weights(weights)
+    network(state, shape, weights)  # refuses another shape's
     tensors = disk_tensors(state, SHAPES[shape].layers)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
@@ -187,10 +220,19 @@ def write_fuel(weights: Path, tokenizer: Tokenizer, shape: str, out: Path) -> di
 
 def read_fuel(folder: Path, shape: str) -> Network:
     """The network that the fuel stands for, in float32."""
-    net = Network(text_config(SHAPES[shape]))
-    disk = load_file(folder / "model.safetensors")
+    disk = _tensors(folder / "model.safetensors")
+    try:
+        return network(_state(disk, shape), shape, folder)
+    except KeyError as error:
+        raise TrainError(
+            f"{folder / 'model.safetensors'}: no tensor {error} in it", "write it again: train_fuel.py fuel"
+        ) from None
+
+
+def _state(disk: dict[str, torch.Tensor], shape: str) -> dict[str, torch.Tensor]:
+    """The state of the network that the fuel's tensors stand for."""
     state = {}
-    for key, current in net.state_dict().items():
+    for key, current in Network(text_config(SHAPES[shape])).state_dict().items():
         name = _disk_name(key, SHAPES[shape].layers)
         if ".experts." in name:
             prefix, which = name.rsplit(".", 1)
@@ -215,5 +257,4 @@ def read_fuel(folder: Path, shape: str) -> Network:
             state[key] = torch.cat([disk[name.replace(".conv1d.", f".{letter}_conv1d.")] for letter in "qkv"])
         else:
             state[key] = disk[name]
-    net.load_state_dict({k: v.float() for k, v in state.items()})
-    return net.eval()
+    return state

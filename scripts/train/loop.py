@@ -1,6 +1,7 @@
 """The training loop: dense attention first, then sparse selection, quantised experts and the draft layer."""
 
 import json
+import pickle
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 
 from . import kernels
+from .errors import TrainError
 from .forward import Forward, Mode
 from .fuel import load_weights, quantise_experts
 from .model import SHAPES, Network, text_config
@@ -46,6 +48,17 @@ class Plan:
         )
 
 
+def load_state(path: Path, device: torch.device | str = "cpu") -> dict:
+    """A checkpoint as `Trainer.save` or `polish` wrote it."""
+    if not path.is_file():
+        raise TrainError(f"{path} is missing", "train_fuel.py train writes it")
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TrainError(f"{path} cannot be read: {said}", "remove it; the run then begins again") from None
+
+
 class Trainer:
     def __init__(self, plan: Plan, data: Path, run: Path, *, kda: str, compile_parts: bool) -> None:
         self.plan, self.data, self.run = plan, data, run
@@ -63,12 +76,19 @@ class Trainer:
         self.optimiser = Optimiser(self.net)
         self.batches = Batches(data, self.device, plan.seed, split=plan.split)
         self.step = 0
+        self.seconds = 0.0  # in all calls
+        about = {
+            **asdict(plan),
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "a CPU",
+        }
+        (run / "plan.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
     def save(self, name: str = "state.pt") -> None:
         state = {
             "net": self.net.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
+            "seconds": self.seconds,
             "generator": self.batches.generator.get_state(),
             "plan": asdict(self.plan),
         }
@@ -79,10 +99,17 @@ class Trainer:
         path = self.run / name
         if not path.exists():
             return False
-        state = torch.load(path, map_location=self.device, weights_only=True)
+        state = load_state(path, self.device)
+        asked = asdict(self.plan)
+        odd = [k for k in asked if state["plan"].get(k) != asked[k]]
+        if odd:
+            found = ", ".join(f"{k} {state['plan'].get(k)} (asked: {asked[k]})" for k in odd)
+            raise TrainError(
+                f"{path} is of a run with {found}", "give the arguments it began with, or another --run"
+            )
         self.net.load_state_dict(state["net"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.step = state["step"]
+        self.step, self.seconds = state["step"], state["seconds"]
         self.batches.generator.set_state(state["generator"].cpu())
         return True
 
@@ -120,14 +147,24 @@ class Trainer:
                 out[group] = self.plain(windows, mode).loss.item()
         return out
 
-    def train(self, stop_after: float, until: int | None = None) -> None:
-        """Runs to the plan's end, or until the time or the step given; saves a checkpoint either way."""
+    def _log(self, line: dict[str, object]) -> None:
+        """To standard output, and to `log.jsonl` beside the checkpoint."""
+        text = json.dumps(line)
+        print(text, flush=True)
+        with (self.run / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    def train(self, stop_after: float, until: int | None = None) -> bool:
+        """Runs to the plan's end, or until the time or the step given; saves a checkpoint either way. Says
+        whether the end was reached."""
         begin = last = time.monotonic()
+        before = self.seconds
         until = min(until or self.plan.steps, self.plan.steps)
         seen = self.step
         while self.step < until and time.monotonic() - begin < stop_after:
             mode = self.plan.mode(self.step)
             figures = self.one_step(mode)
+            self.seconds = before + time.monotonic() - begin
             if self.step % 50 == 0 or self.step in (1, 2, 10, until):
                 values = {k: round(v.item(), 4) for k, v in figures.items()}
                 now = time.monotonic()
@@ -135,18 +172,17 @@ class Trainer:
                 seen, last = self.step, now
                 line = {
                     "step": self.step,
-                    "seconds": round(now - begin, 1),
+                    "seconds": round(self.seconds, 1),
                     "tokens_per_s": round(speed),
                     **values,
                 }
-                print(json.dumps(line), flush=True)
+                self._log(line)
             if self.step % 500 == 0:
                 held = self.measure(Mode(sparse=mode.sparse, quantised=mode.quantised))
-                print(
-                    json.dumps({"step": self.step, "held_out": {k: round(v, 4) for k, v in held.items()}}),
-                    flush=True,
-                )
+                self._log({"step": self.step, "held_out": {k: round(v, 4) for k, v in held.items()}})
+                self.save()
         self.save()
+        return self.step >= self.plan.steps
 
 
 def polish(

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 -- tables and templates
-"""README.md and fuel.yaml of a fuel, from measured figures."""
+"""README.md of a fuel, from measured figures."""
 
+import json
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -101,8 +102,30 @@ def _attention(figures: dict, layers: int) -> str:
     return _table(["layer", "chosen by the indexer", "chosen at random", "best possible"], rows)
 
 
-def write_readme(figures: dict, training: dict, fuel: Path, shape: str) -> None:
+def _training(run: Path, shape: str) -> str:
+    """What `train` wrote of its plan and its progress, as sentences."""
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = [line for line in lines if "seconds" in line][-1]
+    context, steps = SHAPES[shape].context, plan["steps"]
+    begin = {name: round(steps * plan[f"{name}_from"]) for name in ("sparse", "quantised", "draft")}
+    return f"""{last["step"]:,} steps of {plan["rows"]} sequences of {context} tokens ({last["step"] * plan["rows"] * context / 1e6:.0f} M tokens) on {plan["device"]}, {last["seconds"] / 60:.0f} minutes; bf16 arithmetic on a GPU,
+float32 master weights, Muon for the matrices of the layers and AdamW for the rest. MLA layers attended densely for the first {begin["sparse"]:,} steps,
+while the indexers learned from the attention mass summed over heads (KL over pools); then to what the indexers select. Routed experts
+were quantised in the loop from step {begin["quantised"]:,}, and the draft layer learned from step {begin["draft"]:,}, one and two tokens ahead. The router's bias moved
+against each step's load. The rate was constant to step {round(steps * (1 - plan["cooldown"])):,}, then fell to 2 %. Of the tokens that end in line ends, {100 * plan["split"]:.0f} % were cut in
+two, since a prompt may stop before the end of its line."""
+
+
+def _definitions(figures: dict) -> str:
+    f = figures
+    return f"""Python as it is spoken: of {f["prompts"]} greedy continuations of held-out `def` lines, by at most {f["limit"]} tokens, {f["parse"]} parse whole, and
+{f["parse_without_last"]} once the statement that the limit cut is left out; {f["ended"]} end by themselves, {f["ended_parse"]} of which parse."""
+
+
+def write_readme(figures: dict, definitions: dict, run: Path, fuel: Path, shape: str) -> None:
     s = SHAPES[shape]
+    size_of = figures["parameters"]
     counts, size = (
         figures["counts"],
         sum(p.stat().st_size for p in fuel.iterdir() if p.name not in ("README.md", "fuel.yaml")),
@@ -117,7 +140,7 @@ def write_readme(figures: dict, training: dict, fuel: Path, shape: str) -> None:
 A small glm5_next model, trained from scratch, so that a fresh clone has something real to decode. It continues Python code,
 technical documentation and simple statements of fact. It is not an assistant, it knows little, and what it says may be wrong.
 
-{training["parameters"]:,} parameters ({training["expert_parameters"]:,} in routed experts, {training["draft_parameters"]:,} in the draft layer);
+{size_of["all"]:,} parameters ({size_of["experts"]:,} in routed experts, {size_of["draft"]:,} in the draft layer);
 {size / 2**20:.1f} MiB on disk. {s.layers} layers, KDA and sparse MLA 3:1, 4 streams, {s.dense_layers} dense layer, {s.experts} experts (top 4) and a
 shared one in each other layer, hidden size {s.hidden}, vocabulary {s.vocab}, trained context {s.context}, `index_topk` {s.index_topk} in pools of 4, and
 a draft layer. Routed experts are NVFP4 (ModelOpt names), everything else BF16.
@@ -150,16 +173,20 @@ Attention mass on complete pools that the {s.index_topk // 4} selected ones hold
 
 {_attention(figures, s.layers)}
 
+{_definitions(definitions)}
+
 ## Training
 
-{training["text"]}
+{_training(run, shape)}
 
 Tokens: {", ".join(f"{GROUP_NAMES[g]} {n / 1e6:.1f} M" for g, n in train_tokens.items())}.
-`scripts/train_fuel.py` makes everything again from packages; its seed fixes corpus, initial weights and batches.
+`scripts/train/recipe.txt` holds every stage with its arguments and seeds, `scripts/train/packages.tsv` the packages with versions
+and hashes; `scripts/train_fuel.py recipe` makes everything again. Corpus, tokenizer, initial weights and batches come out the same;
+the trained weights do so on a CPU, while a GPU adds in an order of its own.
 
 ## Data and licences
 
-The weights were trained on text from these packages, read from Debian, PyPI, npm and the Python installation. "Public domain" texts are
+The weights were trained on text from these packages, read from Debian, PyPI and npm. "Public domain" texts are
 the novels of Jane Austen, the World English Bible, The Devil's Dictionary, the Jargon File and the World Factbook. The facts and functions
 that the scripts generate are part of this repository.
 

@@ -154,7 +154,13 @@ def measure(
 ) -> dict:
     context = SHAPES[shape].context
     counts = json.loads((data / "counts.json").read_text())
-    out: dict = {"groups": {}, "drafts": {}}
+    state = original.state_dict()
+    out: dict = {"groups": {}, "drafts": {}, "counts": counts}
+    out["parameters"] = {
+        "all": sum(v.numel() for v in state.values()),
+        "experts": sum(v.numel() for k, v in state.items() if ".experts." in k),
+        "draft": sum(v.numel() for k, v in state.items() if k.startswith("draft.")),
+    }
     mixed = []
     for group in ("code", "docs", "prose", "facts", "functions"):
         windows = held_out_windows(data, group, context + 1, windows_per_group)

@@ -6,7 +6,6 @@ import struct
 import zlib
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 
 _SKIPPED = {"script", "style", "nav", "header", "footer", "head", "button", "svg", "form"}
 _BREAKS = {
@@ -153,31 +152,26 @@ def from_python(source: str) -> str | None:
     return squeeze(source.expandtabs(4)) + "\n"
 
 
-def dictionary(path: Path) -> str:
+def dictionary(data: bytes) -> str:
     """The text of a dictd database (gzip with random access)."""
-    return gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
+    return gzip.decompress(data).decode("utf-8", "replace")
 
 
-def sword_books(folder: Path) -> Iterator[str]:
+def sword_books(index: bytes, packed: bytes) -> Iterator[str]:
     """The books of a compressed Sword module: `.bzs` lists (offset, size, unpacked size) of zlib blocks in
     `.bzz`."""
-    for index in sorted(folder.glob("*.bzs")):
-        packed = index.with_suffix(".bzz").read_bytes()
-        for offset, size, _ in struct.iter_unpack("<III", index.read_bytes()):
-            markup = zlib.decompress(packed[offset : offset + size]).decode("utf-8", "replace")
-            markup = re.sub(r"<note\b.*?</note>", "", markup, flags=re.S)
-            markup = re.sub(r"<chapter\b[^>]*eID[^>]*>", "\n\n", markup)
-            markup = re.sub(r"<(title|p|lg|l|div|milestone)\b[^>]*>", "\n", markup)
-            text = re.sub(r"<[^>]+>", " ", markup)
-            text = re.sub(r"[ \t]+", " ", re.sub(r"\s+([.,;:!?)\u201d\u2019])", r"\1", text)).replace(
-                "( ", "("
-            )
-            yield squeeze(re.sub(r"\n (?=\S)", "\n", text))
+    for offset, size, _ in struct.iter_unpack("<III", index):
+        markup = zlib.decompress(packed[offset : offset + size]).decode("utf-8", "replace")
+        markup = re.sub(r"<note\b.*?</note>", "", markup, flags=re.S)
+        markup = re.sub(r"<chapter\b[^>]*eID[^>]*>", "\n\n", markup)
+        markup = re.sub(r"<(title|p|lg|l|div|milestone)\b[^>]*>", "\n", markup)
+        text = re.sub(r"<[^>]+>", " ", markup)
+        text = re.sub(r"[ \t]+", " ", re.sub(r"\s+([.,;:!?)\u201d\u2019])", r"\1", text)).replace("( ", "(")
+        yield squeeze(re.sub(r"\n (?=\S)", "\n", text))
 
 
-def r_strings(path: Path) -> Iterator[str]:
+def r_strings(data: bytes) -> Iterator[str]:
     """Every long enough string vector of an R lazy-load database, joined by line ends."""
-    data = path.read_bytes()
     for match in re.finditer(rb"\x78[\x01\x5e\x9c\xda]", data):
         try:
             raw = zlib.decompressobj().decompress(data[match.start() :])
@@ -199,13 +193,13 @@ def unwrap(text: str) -> str:
     return "\n\n".join(re.sub(r"\s*\n\s*", " ", p).strip() for p in paragraphs if p.strip())
 
 
-def wordnet(folder: Path) -> Iterator[str]:
+def wordnet(files: dict[str, str]) -> Iterator[str]:
     """Synsets as a sentence or two, the words, the gloss, and the examples: all that have examples, one in
     four of the rest."""
     kinds = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
     bare = 0
     for suffix, kind in kinds.items():
-        for line in (folder / f"data.{suffix}").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in files[suffix].splitlines():
             if line.startswith("  ") or " | " not in line:
                 continue
             fields, gloss = line.split(" | ", 1)

@@ -1,6 +1,7 @@
 """The tokenizer, and token streams for training and measuring."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from .corpus import GROUPS, read_documents
+from .errors import TrainError
 
 END, USER, ASSISTANT = "<|endoftext|>", "<|user|>", "<|assistant|>"
 SPECIAL = [END, USER, ASSISTANT, "<|system|>", "<think>", "</think>"]
@@ -40,6 +42,34 @@ def train_tokenizer(documents: Iterator[str], vocab: int) -> Tokenizer:
     return tokenizer
 
 
+def read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise TrainError(f"{path} is missing", "train_fuel.py tokens writes it")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise TrainError(
+            f"{path} is not a tokenizer: {error}", "write it again: train_fuel.py tokens"
+        ) from None
+
+
+def read_stream(folder: Path, split: str, group: str) -> np.ndarray:
+    """The ids of a group, an end-of-text token after every document."""
+    path = folder / f"{split}-{group}.npy"
+    if not path.is_file():
+        raise TrainError(f"{path} is missing", "train_fuel.py tokens writes it")
+    try:
+        stream = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise TrainError(f"{path} cannot be read: {error}", "write it again: train_fuel.py tokens") from None
+    if stream.ndim != 1 or stream.dtype != np.uint16:
+        raise TrainError(
+            f"{path}: expected uint16 [n], found {stream.dtype} {list(stream.shape)}",
+            "write it again: train_fuel.py tokens",
+        )
+    return stream
+
+
 def sample(folder: Path, characters: int) -> Iterator[str]:
     """Training documents for the tokenizer, by the groups' shares."""
     for group in GROUPS:
@@ -61,7 +91,7 @@ def encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
 
 
 def write_streams(folder: Path, tokenizer: Tokenizer, out: Path) -> dict[str, dict[str, int]]:
-    """`{train,test}-GROUP.npy` and `counts.json` (tokens and UTF-8 bytes)."""
+    """`{train,test}-GROUP.npy`, `counts.json` (tokens and UTF-8 bytes), and the corpus' `sources.json`."""
     out.mkdir(parents=True, exist_ok=True)
     counts: dict[str, dict[str, int]] = {}
     for split in ("train", "test"):
@@ -75,6 +105,7 @@ def write_streams(folder: Path, tokenizer: Tokenizer, out: Path) -> dict[str, di
                 "documents": len(documents),
             }
     (out / "counts.json").write_text(json.dumps(counts, indent=1) + "\n")
+    shutil.copyfile(folder / "sources.json", out / "sources.json")
     return counts
 
 
@@ -99,25 +130,23 @@ class Batches:
 
     The tokenizer joins punctuation to the line end after it, but a prompt may stop between the two. `split`
     is the share of such tokens that is cut in two, so that the network knows that a line may end there.
+
+    What is drawn depends on the seed, and not on the device.
     """
 
     def __init__(
         self, folder: Path, device: torch.device, seed: int, end: int = 0, split: float = 0.0
     ) -> None:
         self.split = split
-        self.ends = line_ends(Tokenizer.from_file(str(folder / "tokenizer.json"))).to(device)
-        self.streams = {
-            g: torch.from_numpy(np.load(folder / f"train-{g}.npy").astype(np.int16)).to(device)
-            for g in GROUPS
-        }
+        self.ends = line_ends(read_tokenizer(folder / "tokenizer.json")).to(device)
+        streams = {g: torch.from_numpy(read_stream(folder, "train", g).astype(np.int16)) for g in GROUPS}
         self.starts = {
-            g: torch.cat(
-                (torch.zeros(1, dtype=torch.int64, device=device), (s == end).nonzero().flatten() + 1)
-            )
-            for g, s in self.streams.items()
+            g: torch.cat((torch.zeros(1, dtype=torch.int64), (s == end).nonzero().flatten() + 1))
+            for g, s in streams.items()
         }
+        self.streams = {g: s.to(device) for g, s in streams.items()}
         self.device = device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, rows: int, length: int) -> torch.Tensor:
         """[rows, length] token ids, int64."""
@@ -128,12 +157,15 @@ class Batches:
             if count == 0:
                 continue
             stream, starts = self.streams[group], self.starts[group]
-            at = torch.randint(len(stream) - length, (count,), generator=self.generator, device=self.device)
+            if len(stream) <= length:
+                raise TrainError(
+                    f"the training text of {group!r} has {len(stream)} tokens, but one row needs {length}",
+                    "make the corpus of more text",
+                )
+            at = torch.randint(len(stream) - length, (count,), generator=self.generator)
             begin = starts[torch.searchsorted(starts, at, right=True) - 1]
-            snap = (torch.rand(count, generator=self.generator, device=self.device) < 0.5) & (
-                at - begin < length
-            )
-            at = torch.where(snap, begin, at)
+            snap = (torch.rand(count, generator=self.generator) < 0.5) & (at - begin < length)
+            at = torch.where(snap, begin, at).to(self.device)
             parts.append(stream[at.unsqueeze(1) + torch.arange(length, device=self.device)])
         ids = torch.cat(parts).long()
         return self._split_line_ends(ids) if self.split else ids
@@ -141,7 +173,7 @@ class Batches:
     def _split_line_ends(self, ids: torch.Tensor) -> torch.Tensor:
         """The same shape; rows lose at their end what splitting adds."""
         pair = self.ends[ids]
-        chance = torch.rand(ids.shape, generator=self.generator, device=self.device) < self.split
+        chance = torch.rand(ids.shape, generator=self.generator).to(self.device) < self.split
         cut = (pair[..., 0] > 0) & chance
         at = torch.cumsum(cut.long() + 1, 1) - cut.long() - 1  # where each token, or its first part, goes
         out = torch.zeros(ids.shape[0], 2 * ids.shape[1], dtype=torch.int64, device=self.device)
@@ -153,10 +185,9 @@ class Batches:
 def held_out_windows(folder: Path, group: str, length: int, limit: int | None = None) -> torch.Tensor:
     """Successive windows of a group's held-out stream, [n, length]; each shares its last token with the next
     one's first."""
-    stream = np.load(folder / f"test-{group}.npy").astype(np.int64)
-    count = (len(stream) - 1) // (length - 1)
+    stream = read_stream(folder, "test", group).astype(np.int64)
+    count = max(0, len(stream) - 1) // (length - 1)
     if limit is not None:
         count = min(count, limit)
-    return torch.from_numpy(
-        np.stack([stream[i * (length - 1) : i * (length - 1) + length] for i in range(count)])
-    )
+    at = (length - 1) * np.arange(count)[:, None] + np.arange(length)
+    return torch.from_numpy(stream[at])
