@@ -210,6 +210,13 @@ def test_no_chat_template(fuel: Path, tmp_path: Path) -> None:
     check_decode(tmp_path, 1, ("no chat template",), "--fuel", "fuel", "--chat", *PROMPT)
     (tmp_path / "fuel" / "chat_template.jinja").write_text("{% if %}")
     check_decode(tmp_path, 1, ("broken chat template, line 1",), "--fuel", "fuel", "--chat", *PROMPT)
+    (tmp_path / "fuel" / "chat_template.jinja").write_bytes(b"ok \xff")
+    words = ("chat_template.jinja: expected UTF-8 text, found byte 0xff at 3",)
+    check_decode(tmp_path, 1, words, "--fuel", "fuel", "--chat", *PROMPT)
+    (tmp_path / "fuel" / "chat_template.jinja").unlink()
+    (tmp_path / "fuel" / "chat_template.jinja").mkdir()
+    words = ("chat_template.jinja: cannot be read: ", "directory")
+    check_decode(tmp_path, 1, words, "--fuel", "fuel", "--chat", *PROMPT)
 
 
 # --- the command line ---

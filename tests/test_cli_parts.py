@@ -214,6 +214,16 @@ def test_end_tokens(tmp_path: Path) -> None:
     write(tmp_path, "generation_config.json", {"eos_token_id": "1"})
     with pytest.raises(FuelError, match="eos_token_id: expected an integer or a list of integers, found '1'"):
         fuels.eos_ids(tmp_path)
+    for odd in (-1, [3, -2]):
+        write(tmp_path, "generation_config.json", {"eos_token_id": odd})
+        with pytest.raises(FuelError, match="eos_token_id: expected token ids of 0 or more, found -"):
+            fuels.eos_ids(tmp_path)
+    write(tmp_path, "config.json", {"vocab_size": 5, "text_config": {"vocab_size": 20}})
+    write(tmp_path, "generation_config.json", {"eos_token_id": 19})
+    assert fuels.eos_ids(tmp_path) == [19]
+    write(tmp_path, "generation_config.json", {"eos_token_id": 20})
+    with pytest.raises(FuelError, match="eos_token_id: expected token ids from 0 to 19, found 20"):
+        fuels.eos_ids(tmp_path)
     (tmp_path / "generation_config.json").write_text("[1]")
     with pytest.raises(FuelError, match="expected a JSON object, found list"):
         fuels.eos_ids(tmp_path)
@@ -256,6 +266,7 @@ def test_sampling_that_a_fuel_cannot_ask_for(tmp_path: Path, key: str, value: ob
     assert str(caught.value).startswith(f"{file}: {key}: expected ")
     assert str(caught.value).endswith(f", found {json.dumps(value)}")
     assert caught.value.hint
+    assert "--do-sample" not in caught.value.hint  # there is no such option
 
 
 # --- reports ---

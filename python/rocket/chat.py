@@ -83,9 +83,13 @@ class ChatTemplate:
             return file, re.sub("\r\n?", "\n", read_regular(file).decode())
         except FileNotFoundError:
             pass
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise fuel_error(
-                f"{file}: cannot be read: {reason_of(error) if isinstance(error, OSError) else error}",
+                f"{file}: cannot be read: {reason_of(error)}", "check the file and its permissions"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise fuel_error(
+                f"{file}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at {error.start}",
                 "download the file again",
             ) from error
         found = config.get("chat_template")

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -129,8 +130,24 @@ def eos_ids(folder: Path) -> list[int]:
                 f"{folder / file}: eos_token_id: expected an integer or a list of integers, found {value!r}",
                 "correct the file",
             )
+        size = _vocabulary(config)
+        outside = [i for i in ids if not 0 <= i < size]
+        if outside:
+            wanted = f"token ids from 0 to {size - 1}" if size < math.inf else "token ids of 0 or more"
+            raise fuel_error(
+                f"{folder / file}: eos_token_id: expected {wanted}, found {outside[0]}", "correct the file"
+            )
         return ids
     return []
+
+
+def _vocabulary(config: dict[str, Any]) -> float:
+    """The vocabulary's size, without bound where config.json does not say it."""
+    text = config.get("text_config")
+    for source in (text if isinstance(text, dict) else {}, config):
+        if _is_count(source.get("vocab_size")):
+            return source["vocab_size"]
+    return math.inf
 
 
 @dataclass(frozen=True)
@@ -156,9 +173,10 @@ def sampling_of(folder: Path) -> FuelSampling:
         if value is None:
             return default
         if not right(value):
+            option = "temperature" if key == "do_sample" else key.replace("_", "-")
             raise fuel_error(
                 f"{file}: {key}: expected {expected}, found {_shown(value)}",
-                f"correct the file, or leave out --sampling and give --{key.replace('_', '-')} and the like",
+                f"correct the file, or leave out --sampling and give --{option} and the like",
             )
         return value
 
