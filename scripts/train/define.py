@@ -1,6 +1,7 @@
 """How often the greedy continuation of a held-out `def` line is Python, as the engine decodes it."""
 
 import ast
+import codeop
 import hashlib
 import re
 import warnings
@@ -28,50 +29,49 @@ def held_out_definitions(data: Path, count: int) -> list[str]:
     return sorted(lines, key=lambda line: hashlib.sha256(line.encode()).digest())[:count]
 
 
-def parses(source: str) -> bool:
-    try:
-        ast.parse(source)
-    except (SyntaxError, ValueError):
-        return False
-    return True
+def judge(source: str) -> str:
+    """`whole` if it parses, `begun` if more text could make it parse, else `wrong`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # odd escapes, `is` with a literal
+        try:
+            ast.parse(source)
+            return "whole"
+        except (SyntaxError, ValueError):
+            pass
+        try:
+            return "wrong" if codeop.compile_command(source, symbol="exec") else "begun"
+        except (SyntaxError, ValueError, OverflowError):
+            return "wrong"
 
 
-def without_last_statement(source: str) -> str:
-    """Without what begins at the last line that is not indented; all of it if that is the first line."""
-    starts = [m.start() for m in re.finditer(r"^[^\s)\]}#]", source, re.M)]
-    return source[: starts[-1]] if starts and starts[-1] else source
-
-
-def measure(fuel: Path, data: Path, count: int, limit: int) -> dict[str, int]:
-    """Continuations end with the end-of-text token or after `limit` tokens, often within a statement."""
+def measure(fuel: Path, data: Path, count: int, limit: int) -> dict[str, object]:
+    """Continuations end with the end-of-text token, or are cut after `limit` tokens. A prompt holds the end
+    of its line or, as people type it, not."""
     from rocket import Engine, Error
 
+    prompts = held_out_definitions(data, count)
+    if not prompts:
+        raise TrainError(f"{data}: no `def` line in the held-out code", "make the corpus of more packages")
     try:
         with Engine(str(fuel), backend="cpu") as engine:
-            return _measure(engine, fuel, data, count, limit)
+            ends = {"with_line_end": "\n", "without_line_end": ""}
+            found = {k: _measure(engine, fuel, [p + end for p in prompts], limit) for k, end in ends.items()}
+            return {"limit": limit, **found}
     except Error as error:
         raise TrainError(str(error), error.hint or "see `rocket fuel show`") from None
 
 
-def _measure(engine: "Engine", fuel: Path, data: Path, count: int, limit: int) -> dict[str, int]:
-    out = {"limit": limit, "prompts": 0, "parse": 0, "parse_without_last": 0, "ended": 0, "ended_parse": 0}
+def _measure(engine: "Engine", fuel: Path, prompts: list[str], limit: int) -> dict[str, int]:
+    out = dict.fromkeys(("prompts", "whole", "begun", "wrong", "ended", "ended_whole"), 0)
     tokenizer = read_tokenizer(fuel / "tokenizer.json")
     end = tokenizer.token_to_id(END)
-    prompts = held_out_definitions(data, count)
-    if not prompts:
-        raise TrainError(f"{data}: no `def` line in the held-out code", "make the corpus of more packages")
     for prompt in prompts:
         ids = tokenizer.encode(prompt, add_special_tokens=False).ids
         tokens = list(engine.generate(ids, tokens=limit))
-        ended = bool(tokens) and tokens[-1] == end
-        source = prompt + tokenizer.decode(tokens)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # odd escapes, `is` with a literal
-            whole = parses(source)
-            rest = whole or (not ended and parses(without_last_statement(source)))
+        verdict = judge(prompt + tokenizer.decode(tokens))
+        ended = tokens[-1] == end
         out["prompts"] += 1
-        out["parse"] += whole
-        out["parse_without_last"] += rest
+        out[verdict] += 1
         out["ended"] += ended
-        out["ended_parse"] += ended and whole
+        out["ended_whole"] += ended and verdict == "whole"
     return out

@@ -118,9 +118,17 @@ two, since a prompt may stop before the end of its line."""
 
 
 def _definitions(figures: dict) -> str:
-    f = figures
-    return f"""Python as it is spoken: of {f["prompts"]} greedy continuations of held-out `def` lines, by at most {f["limit"]} tokens, {f["parse"]} parse whole, and
-{f["parse_without_last"]} once the statement that the limit cut is left out; {f["ended"]} end by themselves, {f["ended_parse"]} of which parse."""
+    rows = [
+        [
+            name,
+            *(str(figures[key][k]) for k in ("prompts", "whole", "begun", "wrong", "ended", "ended_whole")),
+        ]
+        for key, name in (("with_line_end", "with its line end"), ("without_line_end", "without"))
+    ]
+    return f"""Python as it is spoken: greedy continuations of held-out `def` lines by at most {figures["limit"]} tokens. Most are cut by the limit
+within a statement; "so far" are those that are no error yet, which more text could complete.
+
+{_table(["the `def` line", "continued", "parse", "Python so far", "wrong", "end by themselves", "of which parse"], rows)}"""
 
 
 def write_readme(figures: dict, definitions: dict, run: Path, fuel: Path, shape: str) -> None:
