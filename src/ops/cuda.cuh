@@ -30,6 +30,7 @@ struct CudaContext {
 
 // Shared memory that a block may use on every GPU that we build for (GB10: 99 KiB, static and dynamic together).
 constexpr size_t kSharedLimit = 99 * 1024;
+constexpr size_t kSharedAsked = 16 * 1024;  // dynamic, from which on leave is asked for
 
 inline void cuda_check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
@@ -40,13 +41,13 @@ inline void cuda_check(cudaError_t status, const char* what) {
 }
 
 // Launches a kernel that starts with wait_for_previous(): it may be scheduled while the kernel before it drains.
-// `shared` is the dynamic shared memory; above 48 KiB the kernel gets leave for it here. The launcher states
+// `shared` is the dynamic shared memory; where it and the static might pass 48 KiB, the kernel gets leave for it here. The launcher states
 // static_assert(its shared memory <= kSharedLimit) wherever that is a constant.
 template <typename... Params, typename... Args>
 void launch(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, Exec& exec,
             Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  if (shared > 48 * 1024) {
+  if (shared > kSharedAsked) {
     cuda_check(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
         op);

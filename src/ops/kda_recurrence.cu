@@ -174,7 +174,8 @@ struct RowVectors {
       qq = fmaf(q[i], q[i], qq);
       kk = fmaf(k[i], k[i], kk);
     }
-    const float q_scale = rsqrtf(warp_sum(qq) + 1e-6f) * rsqrtf(static_cast<float>(dim));
+    // 1 / sqrt, not rsqrt: the compiler works a constant dim out, and must find what the device would.
+    const float q_scale = rsqrtf(warp_sum(qq) + 1e-6f) * (1.0f / sqrtf(static_cast<float>(dim)));
     const float k_scale = rsqrtf(warp_sum(kk) + 1e-6f);
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
