@@ -13,9 +13,9 @@ namespace rocket::cuda::draw {
 using Word = unsigned long long;
 
 constexpr int kThreads = kSelectThreads, kBins = kSelectBins;
-constexpr int kChunk = 4 * kThreads;  // logits of a block
-constexpr int kListed = 3072;         // candidates that fit in shared memory
-constexpr int kMaxVocab = 1 << 20;    // so many masses of at most 2^44 each fit in 64 bits
+constexpr int kChunk = 4 * kThreads;      // logits of a block
+constexpr int kListed = 3072;             // candidates that fit in shared memory
+constexpr int kMaxVocab = (1 << 20) - 1;  // so many masses of at most 2^44 each fit in 64 bits
 
 // How many tokens come first in an order, and what they weigh: in units of 2^-44, and of 2^-88 for the rest. A
 // probability loses less than one small unit.
