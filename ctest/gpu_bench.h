@@ -11,13 +11,17 @@
 
 namespace check {
 
+inline int32_t next_measurement() {
+  static int32_t number = 0;
+  return ++number;
+}
+
 // Microseconds for each of `launches` calls issue(0) … issue(launches - 1), recorded as one graph: the median over
 // seven replays. For cold weights the calls go through buffers that together are far larger than the L2 cache.
 template <typename F>
 double time_us(Gpu& gpu, int launches, F issue) {
-  static int32_t number = 0;
   rocket::Backend::Key key;  // graphs are kept by key: one of its own for each measurement
-  key.first_logit = ++number;
+  key.first_logit = next_measurement();
   const auto all = [&] {
     for (int i = 0; i < launches; ++i) issue(i);
   };

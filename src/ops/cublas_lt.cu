@@ -5,6 +5,7 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <map>
 #include <tuple>
 
@@ -22,6 +23,11 @@ class CublasLt {
   }
 
   bool open(std::string* why) {
+    const char* off = std::getenv("ROCKET_NO_CUBLASLT");
+    if (off && *off && *off != '0') {
+      *why = "ROCKET_NO_CUBLASLT is set";
+      return false;
+    }
     const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
     for (const std::string& path : {std::string(ROCKET_CUBLASLT_FOLDER) + "/" + name, name}) {
       library_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

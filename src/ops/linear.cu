@@ -1,4 +1,5 @@
 // Products with stored weights: few rows through gemv.cuh, more rows on tensor cores where rounding is allowed.
+#include "ops/cublas_lt.h"
 #include "ops/cuda_ops.h"
 #include "ops/gemv_launch.cuh"
 #include "ops/tensor_linear.cuh"
@@ -54,7 +55,7 @@ void run_tensor_parts(WeightFormat format, TensorParams& p, bool vector, Exec& e
   switch (format) {
     case WeightFormat::kF32:
       return run_tensor<WeightFormat::kF32>(p, vector, exec);
-    case WeightFormat::kBF16:  // dense BF16 products of many rows: where a library's would go
+    case WeightFormat::kBF16:
       return run_tensor<WeightFormat::kBF16>(p, vector, exec);
     case WeightFormat::kNVFP4:
       return run_tensor<WeightFormat::kNVFP4>(p, vector, exec);
@@ -63,6 +64,19 @@ void run_tensor_parts(WeightFormat format, TensorParams& p, bool vector, Exec& e
     case WeightFormat::kMXFP8:
       return run_tensor<WeightFormat::kMXFP8>(p, vector, exec);
   }
+}
+
+// BF16 parts one by one through cuBLASLt, if it is there. Leaves those that it does not take.
+void take_library(TensorParams& p, void* workspace, Exec& exec) {
+  int left = 0;
+  for (int i = 0; i < p.part_count; ++i) {
+    const GemvPart part = p.part[i];
+    const bool done = !part.bias && cublas_lt_product(reinterpret_cast<const uint16_t*>(p.x), p.ldx,
+                                                      reinterpret_cast<const uint16_t*>(part.data), part.out,
+                                                      p.in, p.rows, part.y, part.ldy, workspace, exec);
+    if (!done) p.part[left++] = part;
+  }
+  p.part_count = left;
 }
 
 // Calls run(format, parts, vector) for each kind of parts: those of one format and alignment go in one launch.
@@ -92,6 +106,7 @@ void linear(const LinearParams& p, Exec& exec) {
   ArenaScope scope(*exec.scratch);
   const bool tensor = exec.tensor_cores && p.rows > kExactRows;
   __nv_bfloat16* rounded = tensor ? exec.scratch->take<__nv_bfloat16>(p.rows * rounded_width(in)) : nullptr;
+  void* workspace = tensor && exec.cuda->cublas ? exec.scratch->take_bytes(kCublasWorkspaceBytes) : nullptr;
   if (exec.measure) return;
   const bool aligned =
       in % 4 == 0 && (p.rows == 1 || p.ldx % 4 == 0) && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
@@ -104,7 +119,8 @@ void linear(const LinearParams& p, Exec& exec) {
     t.rows = p.rows;
     t.in = static_cast<int32_t>(in);
     each_kind(p, t, [&](WeightFormat format, TensorParams& params, bool vector) {
-      run_tensor_parts(format, params, vector, exec);
+      if (workspace && vector && format == WeightFormat::kBF16) take_library(params, workspace, exec);
+      if (params.part_count > 0) run_tensor_parts(format, params, vector, exec);
     });
     return;
   }

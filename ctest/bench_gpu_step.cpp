@@ -1,0 +1,127 @@
+// Whole steps of a fuel on the device: a prompt, then decode steps of 1, 2, 4, 8 … streams, and what each stage of a step
+// takes.
+//
+//   bench_gpu_step FUEL [prompt tokens = 512] [steps = 64] [most streams = 8] [context = prompt + steps …]
+#include <chrono>
+#include <cstdlib>
+
+#include "gpu_bench.h"
+#include "runtime/engine.h"
+
+namespace {
+
+using namespace rocket;
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+std::vector<int32_t> random_tokens(int32_t count, int32_t vocab) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<int32_t>(check::uniform_int(0, vocab - 1)));
+  return tokens;
+}
+
+// Feeds a prompt in chunks of the engine's rows; the time includes drawing the token that follows.
+double feed(Engine& engine, StreamId stream, const std::vector<int32_t>& tokens) {
+  const auto start = Clock::now();
+  const int32_t chunk = engine.info().max_rows;
+  for (size_t begin = 0; begin < tokens.size(); begin += static_cast<size_t>(chunk)) {
+    Step step;
+    const size_t end = std::min(tokens.size(), begin + static_cast<size_t>(chunk));
+    for (size_t i = begin; i < end; ++i) {
+      Row row;
+      row.token = tokens[i];
+      row.stream = stream;
+      row.kind = RowKind::kPrefill;
+      row.wants_logits = i + 1 == tokens.size();
+      step.rows.push_back(row);
+    }
+    engine.step(step);
+  }
+  engine.sample(0, {}, tokens.size());
+  return ms_since(start);
+}
+
+// Median milliseconds of a step of so many streams.
+double decode(Engine& engine, int32_t streams, int steps) {
+  std::vector<SamplingParams> greedy(static_cast<size_t>(streams));
+  std::vector<int32_t> token = random_tokens(streams, engine.info().vocab);
+  std::vector<double> ms;
+  for (int i = 0; i < steps; ++i) {
+    Step step;
+    for (int32_t s = 0; s < streams; ++s) {
+      Row row;
+      row.token = token[static_cast<size_t>(s)];
+      row.stream = s;
+      row.wants_logits = true;
+      step.rows.push_back(row);
+    }
+    const auto start = Clock::now();
+    token = engine.step_and_sample(step, greedy);
+    ms.push_back(ms_since(start));
+    // Drawn greedily from random weights, streams would soon run alike.
+    token = random_tokens(streams, engine.info().vocab);
+  }
+  std::sort(ms.begin(), ms.end());
+  return ms[ms.size() / 2];
+}
+
+void profile(Engine& engine, int32_t streams, int steps) {
+  engine.set_profile(true);
+  decode(engine, streams, steps);
+  for (const StageTime& stage : engine.profile())
+    std::printf("    %-56s %9.1f us\n", stage.name.c_str(), stage.ms * 1e3 / steps);
+  engine.set_profile(false);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: bench_gpu_step FUEL [prompt] [steps] [most streams]\n");
+    return 2;
+  }
+  const auto number = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
+  const int prompt = number(2, 512), steps = number(3, 64), most = number(4, 8);
+  try {
+    EngineOptions options;
+    options.fuel_dir = argv[1];
+    options.backend = "cuda";
+    options.max_streams = most;
+    options.max_context = prompt + 16 * steps;
+    const auto engine = load_engine(options);
+    const double rate = device_read_gb_s(0.3) * 1e9;
+    const EngineInfo& info = engine->info();
+    std::printf("%s on %s, read rate %.0f GB/s, a token reads %.1f MB: limit %.1f tok/s\n", argv[1],
+                info.device.c_str(), rate * 1e-9, static_cast<double>(info.token_bytes) * 1e-6,
+                rate / static_cast<double>(info.token_bytes));
+    for (int32_t s = 0; s < most; ++s) engine->open();
+    const std::vector<int32_t> tokens = random_tokens(prompt, info.vocab);
+    for (int32_t s = 0; s < most; ++s) {
+      const double ms = feed(*engine, s, tokens);
+      if (s < 3) std::printf("prompt of %d: %.2f ms, %.0f tok/s\n", prompt, ms, prompt / ms * 1e3);
+    }
+    double one = 0;
+    for (int32_t streams = 1; streams <= most; streams *= 2) {
+      const double ms = decode(*engine, streams, steps);
+      if (streams == 1) one = ms;
+      std::printf("decode, %d streams: %.3f ms a step, %.1f tok/s, %.2fx one stream", streams, ms,
+                  streams / ms * 1e3, streams * one / ms);
+      if (streams == 1)
+        std::printf(", %.1f %% of the read rate", static_cast<double>(info.token_bytes) / ms * 1e5 / rate);
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+    for (const int32_t streams : {1, most}) {
+      std::printf("stages of a step of %d, issued call by call:\n", streams);
+      profile(*engine, streams, 8);
+    }
+  } catch (const Error& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  }
+  return 0;
+}
