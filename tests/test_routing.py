@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from plan_tools import skewed_ids, write_trace
 from rocket.errors import UsageError
-from rocket.routing import LruLayer, Routing, read_routing, replay
+from rocket.routing import Routing, replay, run_cache
+from rocket.routing_file import read_routing
 
 
 class NaiveLru:
-    """A list of (expert, last use) and the rules in their plainest form."""
+    """One layer: a table of (expert, last use) and the rules in their plainest form."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -21,37 +22,36 @@ class NaiveLru:
         self.clock = 0
 
     def step(self, ids: list[int]) -> int:
+        """Distinct experts, no more than there are slots; gives the number of hits."""
         hits = [i for i in ids if i in self.last_use]
-        for i in [*hits, *(i for i in ids if i not in hits)]:
-            self.clock += 1
-            if i not in self.last_use and len(self.last_use) >= self.slots:
+        for i in sorted(set(ids) - set(hits)):
+            if len(self.last_use) >= self.slots:
                 others = [e for e in self.last_use if e not in ids]
-                if not others:
-                    continue
                 del self.last_use[min(others, key=self.last_use.__getitem__)]
+            self.last_use[i] = self.clock
+        for i in sorted(ids):
+            self.clock += 1
             self.last_use[i] = self.clock
         return len(hits)
 
 
-steps = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True), max_size=40)
+steps = st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3, unique=True), min_size=1, max_size=40)
 
 
-@given(st.integers(0, 8), steps)
+@given(st.integers(3, 10), steps)
 def test_cache_against_a_naive_one(slots: int, steps: list[list[int]]) -> None:
-    cache, naive = LruLayer(slots), NaiveLru(slots)
-    for ids in steps:
-        assert cache.step(ids) == naive.step(ids)
-        assert set(cache.held) == set(naive.last_use)
-        assert len(cache.held) <= slots
+    naive = NaiveLru(slots)
+    ids = np.array(steps, np.int32)[:, None]
+    run = run_cache(ids, np.arange(1, len(steps) + 1), 10, layer_slots=[slots])
+    assert (run.lookups - run.misses)[:, 0].tolist() == [naive.step(step) for step in steps]
 
 
-def test_own_experts_do_not_make_way_for_each_other() -> None:
-    cache = LruLayer(2)
-    assert cache.step([1, 2, 3]) == 0
-    assert set(cache.held) == {1, 2}
-    assert cache.step([4]) == 0
-    assert set(cache.held) == {2, 4}
-    assert cache.step([2]) == 1
+def test_steps_of_many_rows_fetch_an_expert_once() -> None:
+    ids = np.array([[[0, 1]], [[2, 3]], [[1, 4]], [[0, 4]]], np.int32)
+    run = run_cache(ids, np.array([3, 4]), 5, layer_slots=[2])
+    # Five experts through two slots, in waves: 0 1, 2 3, 4. The last ones stay: 3 and 4.
+    assert (run.lookups[:, 0].tolist(), run.misses[:, 0].tolist()) == ([5, 2], [5, 1])
+    assert run.evictions.tolist() == [4]
 
 
 def test_replay_counts() -> None:

@@ -134,6 +134,40 @@ def read_headers(dir: str) -> list[dict[str, Any]]:
 def read_config(dir: str) -> dict[str, Any]:
     """The fields of glm5::Config after all defaults are applied."""
 
+TRACE_MAGIC: bytes
+
+def replay_routing(
+    ids: npt.NDArray[np.int32],
+    step_ends: npt.NDArray[np.int64],
+    *,
+    experts: int,
+    topk: int,
+    slots: int = 0,
+    layer_slots: Sequence[int] = (),
+    owned: Sequence[int] = (),
+    policy: str = "lru",
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[int], int]:
+    """Steps of routed rows through an empty ExpertCache (src/experts/cache.h): look-ups and misses ``[steps,
+    layers]``, evictions of each layer, slots delivered. ids: ``[rows, layers, top-k]``, -1 is skipped."""
+
+class TraceWriter:
+    """A compact routing trace (src/experts/trace.h)."""
+
+    def __init__(
+        self, path: str, *, layers: Sequence[int], experts: int, topk: int, fingerprint: int = 0
+    ) -> None: ...
+    def step(self, rows: Sequence[tuple[int, int, bool]], ids: npt.NDArray[np.int32]) -> None:
+        """rows: (stream, position, prefill); ids: ``[rows, layers, top-k]``."""
+
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def rows(self) -> int: ...
+
+def read_trace(path: str) -> dict[str, Any]:
+    """All whole rows: ``layers, experts, topk, fingerprint, torn_bytes``, ids ``[rows, layers, top-k]``, and
+    of each row ``step, stream, position, prefill``."""
+
 def read_rate_gb_s(bytes: int = 0, threads: int = 0, seconds: float = 0.5) -> float:
     """This machine's streaming read rate in GB/s (10^9 bytes): the threads sum a buffer far larger than the
     caches."""

@@ -10,7 +10,7 @@ from rocket.bytes_report import as_json, report
 from rocket.console import write_data
 from rocket.fuel_account import locate
 from rocket.options import check_choice, check_integer, flag, integer, string
-from rocket.routing import read_routing
+from rocket.routing_file import read_routing
 
 DEFAULT_CONTEXT = 32768
 

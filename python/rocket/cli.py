@@ -14,6 +14,7 @@ COMMANDS = (
     "rocket.bytes_command",
     "rocket.plan_command",
     "rocket.split_command",
+    "rocket.trace_command",
 )
 
 

@@ -10,7 +10,6 @@ import typer
 from rocket import booster as boosters_module
 from rocket.accounting import Account
 from rocket.booster import GIB, Booster
-from rocket.checked import parse_json, read_whole, shown
 from rocket.console import write_data
 from rocket.errors import CliError, UsageError
 from rocket.fuel import known_fuels
@@ -23,35 +22,12 @@ from rocket.plan_remedies import Remedy, remedies, two_kinds
 from rocket.plan_report import Report
 from rocket.plan_time import miss_source, step_time
 from rocket.report import format_bytes
-from rocket.routing import Routing, read_routing
+from rocket.routing import Routing
+from rocket.routing_file import read_routing
+from rocket.slot_map import read_slot_map
 from rocket.split_file import read_split
 
 DEFAULT_BOOSTER = "gb10"
-
-
-def read_slot_map(path: str, account: Account) -> tuple[int, ...]:
-    """Slots of each MoE layer from a JSON object, layer number -> slots."""
-    where = f"--slot-map {path}"
-    hint = "give an object like the slots_of_layer that rocket plan --json prints"
-    value = parse_json(read_whole(path, "--slot-map"), where)
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: expected an object, layer number -> slots, found {shown(value)}", hint)
-    layers = [str(layer) for layer in account.arch.moe_layer_ids]
-    for layer, count in value.items():
-        if layer not in layers:
-            raise UsageError(f"{where}: expected MoE layers {_listed(layers)}, found {shown(layer)}", hint)
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise UsageError(
-                f"{where}: {layer}: expected a whole number of slots, found {shown(count)}", hint
-            )
-    for layer in layers:
-        if layer not in value:
-            raise UsageError(f"{where}: {layer}: missing; expected a whole number of slots", hint)
-    return tuple(value[layer] for layer in layers)
-
-
-def _listed(layers: list[str]) -> str:
-    return f"from {layers[0]} to {layers[-1]}" if layers else "(this fuel has none)"
 
 
 def _one_of(**given: Any) -> None:
@@ -176,7 +152,7 @@ def plan(
         kv_dtype=kv_dtype,
         cache_bytes=None if expert_cache_gib is None else int(expert_cache_gib * GIB),
         slots=expert_slots,
-        slot_map=read_slot_map(slot_map, account) if slot_map is not None else None,
+        slot_map=read_slot_map(slot_map, account.arch.moe_layer_ids) if slot_map is not None else None,
         slot_map_file=slot_map or "",
         owners=shares.owners if shares else None,
         prefill_chunk=prefill_chunk,

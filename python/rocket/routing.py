@@ -1,31 +1,27 @@
-"""Routing traces: which experts each decoded token took in each MoE layer.
+"""Routing traces in memory: which experts each token took in each MoE layer, and what caches make of that."""
 
-JSON lines, one a decoded token: ``{"tok": n, "layers": [[expert ids of the first MoE layer], …]}``.
-"""
-
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rocket.checked import open_named, parse_json, shown
-from rocket.errors import UsageError
-
-MAX_LINE = 16 << 20
-_HINT = 'a trace has a line a token: {"tok": n, "layers": [[ids of the first MoE layer], …]}'
+Ids = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Routing:
     """A trace that fits a model."""
 
-    ids: npt.NDArray[np.int32]  # [tokens, MoE layers, top-k]
+    ids: Ids  # [tokens, MoE layers, top-k]
     experts: int
     name: str = "trace"
+    layer_ids: tuple[int, ...] | None = None  # the model's numbers of the layers, where the trace names them
+    step_ends: Numbers | None = None  # the token after each step's last; None: a step a token
+    stream: Numbers | None = None  # of each token; None: one
+    fingerprint: int = 0  # of the fuel; 0: unknown
+    torn_bytes: int = 0  # of a last row that is not whole
 
     @property
     def tokens(self) -> int:
@@ -35,6 +31,19 @@ class Routing:
     def layers(self) -> int:
         return self.ids.shape[1]
 
+    @property
+    def topk(self) -> int:
+        return self.ids.shape[2]
+
+    @property
+    def layer_names(self) -> tuple[int, ...]:
+        return self.layer_ids if self.layer_ids is not None else tuple(range(self.layers))
+
+    @property
+    def ends(self) -> Numbers:
+        """The token after each step's last."""
+        return self.step_ends if self.step_ends is not None else np.arange(1, self.tokens + 1)
+
     def halves(self) -> tuple["Routing", "Routing"]:
         """The first half, to fit to, and the rest, to judge by."""
         cut = self.tokens // 2
@@ -43,14 +52,14 @@ class Routing:
             Routing(self.ids[cut:], self.experts, self.name),
         )
 
-    def loads(self) -> npt.NDArray[np.int64]:
+    def loads(self) -> Numbers:
         """How often each expert was taken, [MoE layers, experts]."""
         counts = np.zeros((self.layers, self.experts), np.int64)
         for layer in range(self.layers):
             counts[layer] = np.bincount(self.ids[:, layer].ravel(), minlength=self.experts)
         return counts
 
-    def steps(self, streams: int) -> Iterator[npt.NDArray[np.int32]]:
+    def steps(self, streams: int) -> Iterator[Ids]:
         """Steps of one row a stream, each [streams, MoE layers, top-k]: every stream decodes a stretch of its
         own. What does not fill a last step is left out."""
         length = self.tokens // streams
@@ -58,73 +67,54 @@ class Routing:
         yield from stretches.swapaxes(0, 1)
 
 
-def read_routing(path: str | Path, layers: int, experts: int, topk: int, option: str = "--trace") -> Routing:
-    """Reads a trace of a model with so many MoE layers, experts in each, and experts a token."""
-    model = layers, experts, topk
-    rows: list[npt.NDArray[np.int32]] = []
-    with open_named(str(path), option) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
-            if not line.strip():
-                continue
-            where = f"{option} {path}, line {number}"
-            if len(line) > MAX_LINE:
-                raise UsageError(f"{where}: expected at most {MAX_LINE:,} bytes, found more", _HINT)
-            value = parse_json(line, where)
-            fits = b"true" not in line and b"false" not in line and _fits(value, model)
-            rows.append(np.array(value["layers"] if fits else _row(value, where, model), np.int32))
-    if not rows:
-        raise UsageError(f"{option} {path}: expected a line a token, found none", _HINT)
-    return Routing(np.stack(rows).reshape(len(rows), layers, topk), experts, Path(path).name)
+@dataclass(frozen=True)
+class CacheRun:
+    """What a cache of experts made of each step and layer. Counts are of distinct experts of a step."""
+
+    lookups: Ids  # [steps, MoE layers]
+    misses: Ids  # [steps, MoE layers]
+    evictions: Numbers  # [MoE layers]
+    slots: int  # delivered
+
+    @property
+    def hit_rate(self) -> float:
+        lookups = int(self.lookups.sum())
+        return 1 - int(self.misses.sum()) / lookups if lookups else 1.0
+
+    def since(self, step: int) -> "CacheRun":
+        """The same without the first steps. Evictions stay those of all."""
+        return CacheRun(self.lookups[step:], self.misses[step:], self.evictions, self.slots)
 
 
-def _fits(value: Any, model: tuple[int, int, int]) -> bool:
-    """Quickly, whether a line is right; numpy takes booleans among numbers for numbers."""
-    layers, experts, topk = model
-    if not isinstance(value, dict) or sorted(value) != ["layers", "tok"]:
-        return False
-    if not isinstance(value["tok"], int) or value["tok"] < 0:
-        return False
-    try:
-        ids = np.array(value["layers"])
-    except ValueError:  # ragged
-        return False
-    if ids.dtype.kind != "i" or ids.shape != (layers, topk):
-        return False
-    ids.sort(axis=1)
-    return bool((ids >= 0).all() and (ids < experts).all() and (np.diff(ids, axis=1) > 0).all())
+def run_cache(
+    ids: Ids,
+    ends: Numbers,
+    experts: int,
+    *,
+    slots: int = 0,
+    layer_slots: Sequence[int] = (),
+    owned: Sequence[int] = (),
+    policy: str = "lru",
+) -> CacheRun:
+    """Decodes tokens ``ids`` [tokens, MoE layers, top-k] through an empty cache: the engine's own.
 
+    ``slots``: for all layers together, in one order of eviction; or ``layer_slots``: a budget and an order
+    for each layer. An id of -1 is nobody's. ``owned``: how many experts of each layer can be asked for.
+    Throws PlanError if there are too few slots for one token.
+    """
+    from rocket._core import replay_routing
 
-def _row(value: Any, where: str, model: tuple[int, int, int]) -> list[list[int]]:
-    """A line's layers, looked at number by number. Throws UsageError about the first that is wrong."""
-    layers, experts, topk = model
-    fits = f"of a model with {layers} MoE layers of {experts} experts, top-{topk}"
-
-    def fail(field: str, expected: str, found: Any) -> None:
-        text = found if isinstance(found, str) else shown(found)
-        raise UsageError(f"{where}: {field}: expected {expected}, found {text}", f"give a trace {fits}")
-
-    if not isinstance(value, dict):
-        fail("the line", "an object with tok and layers", value)
-    for field in value:
-        if field not in ("tok", "layers"):
-            fail(field, "one of tok, layers", "an unknown field")
-    tok = value.get("tok")
-    if isinstance(tok, bool) or not isinstance(tok, int) or tok < 0:
-        fail("tok", "a whole number of at least 0", tok)
-    given = value.get("layers")
-    if not isinstance(given, list):
-        fail("layers", f"{layers} lists, one a MoE layer", given)
-    if len(given) != layers:
-        fail("layers", f"{layers} lists, one a MoE layer", f"{len(given)}")
-    for index, ids in enumerate(given):
-        if not isinstance(ids, list) or len(ids) != topk:
-            fail(f"layers[{index}]", f"{topk} expert ids", ids)
-        for i in ids:
-            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < experts:
-                fail(f"layers[{index}]", f"expert ids from 0 to {experts - 1}", i)
-        if len(set(ids)) != topk:
-            fail(f"layers[{index}]", "distinct expert ids", ids)
-    return given
+    lookups, misses, evictions, delivered = replay_routing(
+        np.ascontiguousarray(ids, np.int32),
+        np.ascontiguousarray(ends, np.int64),
+        experts=experts,
+        topk=ids.shape[2],
+        slots=slots,
+        layer_slots=list(layer_slots),
+        owned=list(owned),
+        policy=policy,
+    )
+    return CacheRun(lookups, misses, np.array(evictions, np.int64), delivered)
 
 
 @dataclass(frozen=True)
@@ -147,30 +137,6 @@ class Replay:
         return self.hits / self.lookups if self.lookups else 1.0
 
 
-class LruLayer:
-    """One layer's slots. A step looks all its experts up first; none of them makes way for another of them,
-    so those that find no room are used and not kept."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.held: OrderedDict[int, None] = OrderedDict()  # least recently used first
-
-    def step(self, ids: Sequence[int]) -> int:
-        """Takes a step's distinct experts; gives the number of hits."""
-        absent = [i for i in ids if i not in self.held]
-        hits = len(ids) - len(absent)
-        for i in ids:
-            if i in self.held:
-                self.held.move_to_end(i)
-        for i in absent:
-            if len(self.held) < self.slots:
-                self.held[i] = None
-            elif next(iter(self.held), None) not in (None, *ids):
-                self.held.popitem(last=False)
-                self.held[i] = None
-        return hits
-
-
 def replay(
     routing: Routing,
     slots: Sequence[Sequence[int]],
@@ -182,17 +148,28 @@ def replay(
     ``slots``: of each layer, booster by booster. ``owners``: the booster of each expert, layer by layer;
     None: there is one booster.
     """
-    caches = [[LruLayer(count) for count in counts] for counts in slots]
-    steps = hits = lookups = slowest_lookups = slowest_misses = 0
-    for step in routing.steps(streams):
-        steps += 1
-        for layer, rows in enumerate(step.swapaxes(0, 1)):
-            shares: list[list[int]] = [[] for _ in caches]
-            for i in dict.fromkeys(rows.ravel().tolist()):
-                shares[owners[layer][i] if owners else 0].append(i)
-            found = [cache[layer].step(share) for cache, share in zip(caches, shares, strict=True)]
-            hits += sum(found)
-            lookups += sum(map(len, shares))
-            slowest_lookups += max(map(len, shares))
-            slowest_misses += max(len(share) - n for share, n in zip(shares, found, strict=True))
-    return Replay(steps, hits, lookups - hits, slowest_lookups, slowest_misses)
+    steps = routing.tokens // streams
+    if not steps or not routing.layers:
+        return Replay(steps, 0, 0, 0, 0)
+    rows = np.concatenate(list(routing.steps(streams)))
+    ends = np.arange(1, steps + 1) * streams
+    layer = np.arange(routing.layers)[:, None]
+    of = np.zeros((routing.layers, routing.experts), np.int32) if owners is None else np.asarray(owners)
+    runs = [
+        run_cache(
+            np.where(of[layer, rows] == booster, rows, -1),
+            ends,
+            routing.experts,
+            layer_slots=budgets,
+            owned=(of == booster).sum(axis=1).tolist(),
+        )
+        for booster, budgets in enumerate(slots)
+    ]
+    lookups, misses = np.array([run.lookups for run in runs]), np.array([run.misses for run in runs])
+    return Replay(
+        steps=steps,
+        hits=int(lookups.sum() - misses.sum()),
+        misses=int(misses.sum()),
+        slowest_lookups=int(lookups.max(axis=0).sum()),
+        slowest_misses=int(misses.max(axis=0).sum()),
+    )

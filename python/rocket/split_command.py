@@ -14,7 +14,8 @@ from rocket.errors import UsageError
 from rocket.fuel_account import load_account, locate
 from rocket.options import check_choice, check_output_name, check_output_place, flag, integer, string
 from rocket.output import AtomicFile
-from rocket.routing import Routing, read_routing
+from rocket.routing import Routing
+from rocket.routing_file import read_routing
 from rocket.split import WAYS, expected_on, expected_uniform, make_split
 from rocket.split_file import (
     FORMAT,

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "bind/engine.h"
+#include "bind/experts.h"
 #include "bind/fuel.h"
 #include "ops/table.h"
 #include "runtime/device.h"
@@ -113,6 +114,7 @@ PYBIND11_MODULE(_core, m) {
   add_errors(m);
   add_engine(m);
   add_fuel(m);
+  add_experts(m);
   m.def(
       "read_rate_gb_s",
       [](int64_t bytes, int threads, double seconds) {
