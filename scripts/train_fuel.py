@@ -131,7 +131,14 @@ def define(args: argparse.Namespace) -> None:
 def readme(args: argparse.Namespace) -> None:
     from train.readme import write_readme
 
-    write_readme(_json(args.figures), _json(args.definitions), args.run, args.fuel, args.shape)
+    figures, definitions = _json(args.figures), _json(args.definitions)
+    try:
+        write_readme(figures, definitions, args.run, args.fuel, args.shape)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise TrainError(
+            f"{args.figures}, {args.definitions} or a file in {args.run} is not whole: {error!r}",
+            "write them again: train_fuel.py report, define, train",
+        ) from None
 
 
 def golden(args: argparse.Namespace) -> None:
@@ -143,7 +150,7 @@ def golden(args: argparse.Namespace) -> None:
 
 def recipe(args: argparse.Namespace) -> bool:
     more = {"train": ["--stop-after", str(args.stop_after)]}
-    return recipes.run(args.recipe, args.work, args.until, more, run_stage)
+    return recipes.run(args.recipe, args.work, args.until, more, _parser().parse_args, run_stage)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -151,21 +158,21 @@ class _Parser(argparse.ArgumentParser):
         raise TrainError(message, f"see {self.prog} --help", status=2)
 
 
-def _at_least(low: float, kind: type = int, high: float = float("inf")) -> Callable[[str], float]:
+def _within(low: int, high: int, kind: type = int) -> Callable[[str], float]:
     """A type of argument: a number within bounds."""
 
     def number(text: str) -> float:
         value = kind(text)
         if not low <= value <= high:
-            wanted = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
-            raise argparse.ArgumentTypeError(f"expected {wanted}, found {text}")
+            raise argparse.ArgumentTypeError(f"expected {low} to {high}, found {text}")
         return value
 
     number.__name__ = "integer" if kind is int else "number"  # for argparse's own message
     return number
 
 
-COUNT, NATURAL, SHARE, SECONDS = _at_least(1), _at_least(0), _at_least(0, float, 1), _at_least(0, float)
+COUNT, NATURAL = _within(1, 2**31 - 1), _within(0, 2**31 - 1)
+SHARE, AMOUNT = _within(0, 1, float), _within(0, 10**9, float)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -193,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(recipe, "work")
     sub.add_argument("--recipe", type=Path, default=recipes.RECIPE, help="the stages and their arguments")
     sub.add_argument("--until", metavar="STAGE", help="the last stage to run")
-    sub.add_argument("--stop-after", type=SECONDS, default=1e9, help="seconds of training to save after")
+    sub.add_argument("--stop-after", type=AMOUNT, default=1e9, help="seconds of training to save after")
 
     sub = command(fetch, "packages")
     sub.add_argument("--list", type=Path, default=packages.LIST, help="names, versions and hashes")
@@ -201,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(corpus, "packages", "out")
     sub.add_argument("--list", type=Path, default=packages.LIST, help="names, versions and hashes")
     sub.add_argument(
-        "--package-megabytes", type=SECONDS, default=7.0, help="code taken from one package at most"
+        "--package-megabytes", type=AMOUNT, default=7.0, help="code taken from one package at most"
     )
     sub.add_argument("--facts", type=NATURAL, default=60_000, help="documents of generated facts")
     sub.add_argument("--functions", type=NATURAL, default=40_000, help="documents of generated functions")
@@ -216,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--steps", type=COUNT, default=80, help="updates")
     sub.add_argument("--rows", type=COUNT, default=16, help="sequences in a batch")
     sub.add_argument("--length", type=COUNT, default=64, help="tokens in a sequence")
-    sub.add_argument("--rate", type=SECONDS, default=1e-2, help="of learning, at first")
+    sub.add_argument("--rate", type=AMOUNT, default=1e-2, help="of learning, at first")
     sub.add_argument("--seed", type=NATURAL, default=2, help="of the batches")
 
     shaped(weights, "run", "out")
@@ -248,7 +255,7 @@ def _train_arguments(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(f"--{name}-from", type=SHARE, default=default, help="share of the steps before it")
     sub.add_argument("--seed", type=NATURAL, default=1, help="of the first weights and the batches")
     sub.add_argument("--split", type=SHARE, default=0.0, help="share of tokens with line ends to cut in two")
-    sub.add_argument("--stop-after", type=SECONDS, default=1e9, help="seconds to save and stop after")
+    sub.add_argument("--stop-after", type=AMOUNT, default=1e9, help="seconds to save and stop after")
     sub.add_argument("--until", type=COUNT, default=None, help="step to save and stop at")
     sub.add_argument("--kda", choices=("plain", "fla"), default="plain", help="fla needs fla-core and a GPU")
     sub.add_argument("--compile", action="store_true", help="fuse what lies between matrix products")
@@ -276,7 +283,10 @@ def main(words: list[str]) -> int:
     except TrainError as error:
         return _fail(str(error), error.hint, error.status)
     except ModuleNotFoundError as error:
-        brings = {"rocket": "pip install .", "fla": "pip install fla-core, which needs a GPU"}
+        brings = {
+            "rocket": "pip install .",
+            **dict.fromkeys(("fla", "triton"), "pip install fla-core, for a GPU"),
+        }
         hint = brings.get((error.name or "").split(".")[0], "pip install '.[oracle]'")
         return _fail(f"{error.name} is not installed", hint, 1)
     except OSError as error:

@@ -293,7 +293,10 @@ def test_the_list_that_ships_is_whole(monkeypatch):
         ([], "COMMAND"),
         (["bake"], "bake"),
         (["train"], "--data, --run"),
-        (["train", "--data", "d", "--run", "r", "--steps", "0"], "--steps: expected 1 or more, found 0"),
+        (
+            ["train", "--data", "d", "--run", "r", "--steps", "0"],
+            "--steps: expected 1 to 2147483647, found 0",
+        ),
         (["train", "--data", "d", "--run", "r", "--steps", "many"], "many"),
         (["train", "--data", "d", "--run", "r", "--split", "2"], "--split: expected 0 to 1, found 2"),
         (["train", "--data", "d", "--run", "r", "--split", "nan"], "found nan"),
@@ -301,13 +304,38 @@ def test_the_list_that_ships_is_whole(monkeypatch):
         (["train", "--data", "d", "--run", "r", "--step", "5"], "--step"),
         (
             ["corpus", "--packages", "p", "--out", "o", "--facts", "-1"],
-            "--facts: expected 0 or more, found -1",
+            "--facts: expected 0 to 2147483647, found -1",
         ),
         (["recipe", "--work", "{tmp}", "--until", "bake"], "--until bake"),
     ],
 )
 def test_a_wrong_command_line_is_named(here, words, said, tmp_path):
     check_error(here(*[word.format(tmp=tmp_path) for word in words]), 2, said)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "said"),
+    [
+        (b'fetch "abc', 1, "No closing quotation"),
+        (b"\xff\xfe", 1, "expected UTF-8 text"),
+        (b"# nothing", 1, "no stage in it"),
+        (b"corpus --packages p --out {work}/c\nbake --hot", 2, "'bake'"),
+        (b"corpus --packages p --out {work}/c\nfetch --where p", 2, "--packages"),
+        (b"recipe --work {work}", 1, "no stage of a recipe"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_before_anything_is_done(here, tmp_path, raw, status, said):
+    (tmp_path / "recipe.txt").write_bytes(raw)
+    words = ["--work", str(tmp_path / "w"), "--recipe", str(tmp_path / "recipe.txt")]
+    check_error(here("recipe", *words), status, said)
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b"name\n", HEAD.encode() + b"pip\tbig\n", HEAD.encode() * 2])
+def test_a_wrong_list_is_refused(here, tmp_path, raw):
+    (tmp_path / "list.tsv").write_bytes(raw)
+    done = here("fetch", "--packages", str(tmp_path / "p"), "--list", str(tmp_path / "list.tsv"))
+    check_error(done, 1, "list.tsv: ")
 
 
 def _damaged(made: Path, work: Path, name: str, raw: bytes | None) -> Path:
@@ -352,6 +380,16 @@ def test_what_does_not_go_together_is_refused(here, made, tmp_path):
     run, data = str(made / "run"), str(made / "data")
     done = here("weights", "--run", run, "--out", str(tmp_path / "out"))
     check_error(done, 1, "state.pt", "'sparkler'")
+    done = here("train", "--shape", "tiny", "--data", str(tmp_path), "--run", run)
+    check_error(done, 1, "tokenizer.json is missing")
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    files = ["--figures", str(empty), "--definitions", str(empty), "--run", run, "--fuel", str(made / "fuel")]
+    check_error(here("readme", "--shape", "tiny", *files), 1, str(empty), "parameters")
+    shipped = SCRIPT.parents[1] / "fuels" / "sparkler" / "tokenizer.json"
+    shutil.copyfile(shipped, tmp_path / "tokenizer.json")
+    done = here("train", "--shape", "tiny", "--data", str(tmp_path), "--run", run)
+    check_error(done, 1, "its tokenizer has 4096 tokens, but the shape has 512")
     words = ["--shape", "tiny", "--data", data, "--run", run, "--steps", "9", "--rows", "10", "--warmup", "2"]
     done = here("train", *words, *OPTIONS.split())
     check_error(done, 1, "steps 4 (asked: 9)")

@@ -1,5 +1,7 @@
 """What the training scripts refuse: one line, and what to do about it."""
 
+from pathlib import Path
+
 
 class TrainError(Exception):
     """Something that was asked for cannot be done. `status` is 2 where the command line is at fault."""
@@ -8,3 +10,10 @@ class TrainError(Exception):
         super().__init__(message)
         self.hint = hint
         self.status = status
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TrainError(f"{path}: expected UTF-8 text: {error}", "is it the right file?") from None

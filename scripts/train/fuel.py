@@ -225,7 +225,8 @@ def read_fuel(folder: Path, shape: str) -> Network:
         return network(_state(disk, shape), shape, folder)
     except KeyError as error:
         raise TrainError(
-            f"{folder / 'model.safetensors'}: no tensor {error} in it", "write it again: train_fuel.py fuel"
+            f"{folder / 'model.safetensors'}: no tensor {error} in it",
+            "give the --shape it was trained with, or write it again: train_fuel.py fuel",
         ) from None
 
 

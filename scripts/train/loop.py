@@ -14,7 +14,7 @@ from .forward import Forward, Mode
 from .fuel import load_weights, quantise_experts
 from .model import SHAPES, Network, text_config
 from .optim import Optimiser
-from .tokens import Batches, held_out_windows
+from .tokens import Batches, check_vocabulary, held_out_windows
 
 BIAS_RATE = 1e-3  # step of the router's bias at the peak of the schedule
 
@@ -62,6 +62,7 @@ def load_state(path: Path, device: torch.device | str = "cpu") -> dict:
 class Trainer:
     def __init__(self, plan: Plan, data: Path, run: Path, *, kda: str, compile_parts: bool) -> None:
         self.plan, self.data, self.run = plan, data, run
+        check_vocabulary(data, SHAPES[plan.shape].vocab)
         run.mkdir(parents=True, exist_ok=True)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(plan.seed)
@@ -203,6 +204,7 @@ def polish(
     Only the embeddings of such punctuation and the head's rows of bare line ends move, which a CPU does in
     minutes. Writes `state.pt` to `run`.
     """
+    check_vocabulary(data, SHAPES[shape].vocab)
     run.mkdir(parents=True, exist_ok=True)
     net = load_weights(weights, shape)
     kept = {k: v.clone() for k, v in net.state_dict().items() if ".experts." in k}

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import TrainError
+from .errors import TrainError, read_text
 
 LIST = Path(__file__).with_name("packages.tsv")
 COLUMNS = ("client", "name", "version", "licence", "file", "sha256")
@@ -30,7 +30,7 @@ class Package(NamedTuple):
 
 def read_list(path: Path = LIST) -> list[Package]:
     """The list in its canonical order, which is the order that documents are read in."""
-    head, *rows = path.read_text(encoding="utf-8").splitlines()
+    head, *rows = read_text(path).splitlines() or [""]
     if tuple(head.split("\t")) != COLUMNS:
         raise TrainError(f"{path}: the first line is not {', '.join(COLUMNS)}", "separate columns with tabs")
     packages = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import TrainError
+from .errors import TrainError, read_text
 from .packages import sha256
 
 RECIPE = Path(__file__).with_name("recipe.txt")
@@ -23,8 +23,11 @@ class Stage(NamedTuple):
 def read_recipe(path: Path) -> list[Stage]:
     stages: list[Stage] = []
     record = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        words = shlex.split(line, comments=True)
+    for line in read_text(path).splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise TrainError(f"{path}: {error}: {line}", "close what is quoted") from None
         if not words:
             continue
         record += shlex.join(words) + "\n"
@@ -43,7 +46,7 @@ def recorded_sums(path: Path) -> dict[str, str]:
     sums = path.with_suffix(".sha256")
     if not sums.is_file():
         return {}
-    return {line[66:]: line[:64] for line in sums.read_text(encoding="utf-8").splitlines() if line}
+    return {line[66:]: line[:64] for line in read_text(sums).splitlines() if line}
 
 
 def _compare(stage: Stage, work: Path, sums: dict[str, str]) -> None:
@@ -64,6 +67,7 @@ def run(
     work: Path,
     until: str | None,
     more: dict[str, list[str]],
+    check: Callable[[list[str]], object],
     stage_main: Callable[[list[str]], bool],
 ) -> bool:
     """Runs what is not done; `more` are further arguments by stage. False if a stage was left unfinished."""
@@ -72,11 +76,15 @@ def run(
         raise TrainError(
             f"--until {until}: no such stage", f"one of {', '.join(s.name for s in stages)}", status=2
         )
+    for stage in stages:
+        if stage.name == "recipe":
+            raise TrainError(f"{path}: a recipe is no stage of a recipe", "name its stages instead")
+        check(command(stage, work) + more.get(stage.name, []))
     done = work / "done"
     done.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         marker = done / stage.marker
-        if not marker.is_file() or marker.read_text(encoding="utf-8") != stage.record:
+        if not marker.is_file() or read_text(marker) != stage.record:
             words = command(stage, work)
             print(f"{stage.name}: {shlex.join(words[1:])}", file=sys.stderr, flush=True)
             if not stage_main(words + more.get(stage.name, [])):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from .forward import Forward, Mode, Result
 from .model import SHAPES, Network
-from .tokens import held_out_windows
+from .tokens import check_vocabulary, held_out_windows
 
 Tensor = torch.Tensor
 ROWS = 8
@@ -152,6 +152,7 @@ def generate(stored: Network, tokenizer: Tokenizer, text: str, count: int) -> st
 def measure(
     original: Network, stored: Network, data: Path, shape: str, windows_per_group: int, drafts: int
 ) -> dict:
+    check_vocabulary(data, SHAPES[shape].vocab)
     context = SHAPES[shape].context
     counts = json.loads((data / "counts.json").read_text())
     state = original.state_dict()

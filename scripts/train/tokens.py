@@ -53,6 +53,16 @@ def read_tokenizer(path: Path) -> Tokenizer:
         ) from None
 
 
+def check_vocabulary(folder: Path, vocab: int) -> None:
+    """Refuses streams whose tokens a network of this vocabulary does not know."""
+    size = read_tokenizer(folder / "tokenizer.json").get_vocab_size()
+    if size > vocab:
+        raise TrainError(
+            f"{folder}: its tokenizer has {size} tokens, but the shape has {vocab}",
+            "make the tokens for the same --shape",
+        )
+
+
 def read_stream(folder: Path, split: str, group: str) -> np.ndarray:
     """The ids of a group, an end-of-text token after every document."""
     path = folder / f"{split}-{group}.npy"
