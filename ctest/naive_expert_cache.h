@@ -107,6 +107,19 @@ class Naive {
     ++counters[static_cast<size_t>(layer)].hints_taken;
     return slot;
   }
+  void keep(int32_t slot) {  // hinted while it is there
+    slots[static_cast<size_t>(slot)].mark = clock_;
+    if (config_.policy == "lru") slots[static_cast<size_t>(slot)].time = ++time_;
+  }
+  int32_t preload(int32_t layer, int32_t expert) {
+    auto& free = free_[group(layer)];
+    if (free.empty() || find(layer, expert) >= 0) return -1;
+    const int32_t slot = free.back();
+    free.pop_back();
+    slots[static_cast<size_t>(slot)] = {layer, expert, ++time_, clock_, 0};
+    ++preloaded;
+    return slot;
+  }
   void arrived(int32_t layer, int32_t expert) {
     const int32_t slot = find(layer, expert);
     if (slot >= 0 && slots[static_cast<size_t>(slot)].hint == 1) slots[static_cast<size_t>(slot)].hint = 2;
@@ -122,7 +135,7 @@ class Naive {
 
   std::vector<Slot> slots;
   std::vector<std::pair<int32_t, int32_t>> groups;
-  int64_t steps = 0, forgotten = 0;
+  int64_t steps = 0, forgotten = 0, preloaded = 0;
 
  private:
   Wave run(int32_t layer, const std::vector<int32_t>& experts) {

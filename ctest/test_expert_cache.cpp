@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -28,7 +29,7 @@ int32_t draw(int32_t low, int32_t high) {
 
 // One operation of a script; belady has to know all of them before the first.
 struct Operation {
-  enum Kind { kStep, kResolve, kHint, kArrived, kForget } kind;
+  enum Kind { kPreload, kStep, kResolve, kHint, kArrived, kForget } kind;
   int32_t layer = 0;
   std::vector<int32_t> experts;
 };
@@ -43,6 +44,9 @@ std::vector<int32_t> some_experts(int32_t experts, int32_t count) {
 
 std::vector<Operation> script(const CacheConfig& c, int32_t steps, bool hints) {
   std::vector<Operation> operations;
+  for (int32_t i = draw(0, 20); i > 0; --i) {
+    operations.push_back({Operation::kPreload, draw(0, c.layers - 1), {draw(0, c.experts - 1)}});
+  }
   for (int32_t step = 0; step < steps; ++step) {
     operations.push_back({Operation::kStep, 0, {}});
     for (int32_t layer = 0; layer < c.layers; ++layer) {
@@ -137,12 +141,14 @@ bool agree(const ExpertCache& cache, const Naive& naive) {
   const CacheCounters sum = cache.counters();
   return cache.slots() == static_cast<int32_t>(naive.slots.size()) && cache.resident() == resident &&
          cache.layer_counters() == naive.counters && cache.steps() == naive.steps &&
-         sum.misses + sum.hints_taken - sum.evictions - naive.forgotten == resident;
+         naive.preloaded + sum.misses + sum.hints_taken - sum.evictions - naive.forgotten == resident;
 }
 
 bool apply(const Operation& o, ExpertCache& cache, Naive& naive) {
   const int32_t expert = o.experts.empty() ? 0 : o.experts[0];
   switch (o.kind) {
+    case Operation::kPreload:
+      return cache.preload(o.layer, expert) == naive.preload(o.layer, expert);
     case Operation::kStep:
       cache.begin_step();
       naive.step();
@@ -167,7 +173,10 @@ bool apply(const Operation& o, ExpertCache& cache, Naive& naive) {
       const int32_t there = naive.find(o.layer, expert);
       if (naive.room(o.layer) == 0) return true;
       const HintedSlot hinted = cache.hint(o.layer, expert);
-      if (there >= 0) return hinted.answer == HintAnswer::kThere && hinted.slot == there;
+      if (there >= 0) {
+        naive.keep(there);
+        return hinted.answer == HintAnswer::kThere && hinted.slot == there;
+      }
       ExpertKey evicted;
       const auto slot = naive.hint(o.layer, expert, &evicted);
       if (!slot) return hinted.answer == HintAnswer::kRefused && hinted.slot == -1;
@@ -362,9 +371,63 @@ void by_hand() {
          "a hint that comes late");
 }
 
+// Hints that know the future: before each look-up the next one's experts are hinted. They arrive at once, or too late.
+void perfect_hints() {
+  CacheConfig c;
+  c.layers = 3, c.experts = 32, c.topk = 4, c.slots = 30;
+  std::vector<std::vector<int32_t>> asked;
+  for (int i = 0; i < 300; ++i) asked.push_back(some_experts(c.experts, c.topk));
+  const auto decode = [&](bool hinted, bool arrive) {
+    ExpertCache cache(c);
+    for (size_t i = 0; i < asked.size(); ++i) {
+      const auto layer_of = [&](size_t lookup) { return static_cast<int32_t>(lookup) % c.layers; };
+      if (layer_of(i) == 0) cache.begin_step();
+      cache.resolve(layer_of(i), asked[i]);
+      for (size_t j = 0; hinted && i + 1 < asked.size() && j < asked[i + 1].size(); ++j) {
+        cache.hint(layer_of(i + 1), asked[i + 1][j]);
+        if (arrive) cache.arrived(layer_of(i + 1), asked[i + 1][j]);
+      }
+    }
+    return cache.counters();
+  };
+  const CacheCounters without = decode(false, false), early = decode(true, true), late = decode(true, false);
+  const int64_t all = 300 * c.topk;
+  expect(without.misses > all / 2 && without.hits + without.misses == all,
+         "without hints most look-ups miss");
+  expect(early.misses == c.topk && early.hits == all - c.topk,
+         "with perfect hints only the first look-up misses");
+  expect(early.hints_useful == early.hints_taken && early.hints_late == 0 && early.hints_wasted == 0,
+         "all of use");
+  expect(late.hints_late == late.hints_taken && late.hints_useful == 0, "those that do not arrive are late");
+  std::printf("ok    perfect hints hide %lld of %lld misses\n",
+              static_cast<long long>(without.misses - early.misses), static_cast<long long>(without.misses));
+}
+
+// Counts look-ups a second through a large cache that misses half of them.
+void speed() {
+  CacheConfig c;
+  c.layers = 42, c.experts = 288, c.topk = 8, c.slots = 42 * 144;
+  std::vector<std::vector<int32_t>> asked;
+  for (int i = 0; i < 42 * 50; ++i) asked.push_back(some_experts(c.experts, c.topk));
+  for (const char* policy : {"lru", "lfu", "lfru"}) {
+    c.policy = policy;
+    ExpertCache cache(c);
+    const auto start = std::chrono::steady_clock::now();
+    for (int pass = 0; pass < 20; ++pass) {
+      for (size_t i = 0; i < asked.size(); ++i) cache.resolve(static_cast<int32_t>(i) % c.layers, asked[i]);
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::printf("      %-5s %.0f ns an expert looked up, %.0f %% hits\n", policy,
+                1e9 * seconds / (20.0 * 42 * 50 * 8),
+                100.0 * static_cast<double>(cache.counters().hits) / (20.0 * 42 * 50 * 8));
+  }
+}
+
 }  // namespace
 
 int main() {
+  perfect_hints();
+  speed();
   by_hand();
   limits_and_errors();
   for (const char* policy : {"lru", "lfu", "lfru", "belady"}) {

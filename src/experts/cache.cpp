@@ -261,7 +261,11 @@ ExpertKey ExpertCache::evict(int32_t g, int32_t slot) {
 HintedSlot ExpertCache::hint(int32_t layer, int32_t expert) {
   check(layer, expert);
   const int32_t g = group(layer);
-  if (slot_of(layer, expert) >= 0) return {HintAnswer::kThere, slot_of(layer, expert), {}};
+  if (const int32_t slot = slot_of(layer, expert); slot >= 0) {
+    mark_[static_cast<size_t>(slot)] = clock_;
+    policy_->hold(g, slot);
+    return {HintAnswer::kThere, slot, {}};
+  }
   if (free_[static_cast<size_t>(g)].empty()) {
     const int32_t victim = policy_->victim(g, {mark_.data(), step_floor_});
     if (victim < 0 || held_[static_cast<size_t>(victim)].hint == Hint::kFlying) return {};
@@ -272,6 +276,17 @@ HintedSlot ExpertCache::hint(int32_t layer, int32_t expert) {
   fill(g, taken.slot, key(layer, expert), Hint::kFlying);
   ++counters_[static_cast<size_t>(layer)].hints_taken;
   return taken;
+}
+
+int32_t ExpertCache::preload(int32_t layer, int32_t expert) {
+  check(layer, expert);
+  const int32_t g = group(layer);
+  if (free_[static_cast<size_t>(g)].empty() || slot_of(layer, expert) >= 0) return -1;
+  ExpertKey evicted;
+  bool flying = false;
+  const int32_t slot = take_slot(g, 0, &evicted, &flying);
+  fill(g, slot, key(layer, expert), Hint::kNone);
+  return slot;
 }
 
 void ExpertCache::arrived(int32_t layer, int32_t expert) {

@@ -18,9 +18,10 @@
 // these have been computed with.
 //
 // Hints are apart from demand: hint() may give a slot to an expert that may be wanted soon. It evicts nothing that the
-// current step has used or had hinted, nor a hinted expert that is still on its way. It counts no hit and no miss; a
-// hinted expert that is demanded counts as a hit, and its hint as useful, or as late if arrived() was not called before
-// (the look-up says so: its bytes must be waited for); one that makes way unused as wasted.
+// current step has used or had hinted, nor a hinted expert that is still on its way. An expert that is there already
+// is kept from other hints of the step, and with lru counts as recently used. No hint counts as a hit or a miss; a
+// hinted expert that is demanded is a hit, and its hint useful, or late if arrived() was not called before (the look-up
+// says so: its bytes must be waited for); one that makes way unused was wasted.
 #pragma once
 
 #include <cstdint>
@@ -104,6 +105,8 @@ class ExpertCache {
   HintedSlot hint(int32_t layer, int32_t expert);
   void arrived(int32_t layer,
                int32_t expert);  // a hinted expert's bytes; nothing if it is not there any more
+  // Puts an expert into a free slot before the run, and counts nothing. Its slot; -1: none is free, or it is there.
+  int32_t preload(int32_t layer, int32_t expert);
   // Takes an expert out whose bytes could not be fetched; its slot is free. Nothing if it is not there.
   void forget(int32_t layer, int32_t expert);
 
