@@ -220,9 +220,30 @@ def test_bytes_of_a_fuel(rocket: Rocket, tiny: str, tmp_path: Path, lines: str) 
     assert out["bytes_a_token"] == pytest.approx(out["slot_bytes"] * out["misses_a_token"])
     assert rocket("trace", "replay", str(file), "--slots", "40", "--fuel", tiny) == 0
     assert f"of {TOPK * MOE_LAYERS:.2f} experts, " in rocket.out
+    assert [layer["layer"] for layer in out["layers"]] == [3, 4, 5, 6, 7]
     rocket.fails(
-        2, "--fuel", "4 MoE layers", arguments=("trace", "replay", lines, "--slots", "40", "--fuel", tiny)
+        2, "line 1", "5 lists", arguments=("trace", "replay", lines, "--slots", "40", "--fuel", tiny)
     )
+    both = ("trace", "show", str(file), "--fuel", tiny, "--experts", "16")
+    rocket.fails(2, "--experts, --fuel", "both", arguments=both)
+    ids = skewed_ids(9, MOE_LAYERS, EXPERTS, TOPK)
+    shifted = _core.TraceWriter(
+        str(tmp_path / "shifted"), layers=[0, 1, 2, 3, 4], experts=EXPERTS, topk=TOPK, fingerprint=0
+    )
+    shifted.step([(0, i, False) for i in range(9)], ids)
+    shifted.close()
+    named = ("trace", "show", str(tmp_path / "shifted"), "--fuel", tiny)
+    rocket.fails(2, "from 3 to 7", "found from 0 to 4", arguments=named)
+
+
+def test_a_fitted_map_is_one_for_the_plan(rocket: Rocket, tiny: str, tmp_path: Path) -> None:
+    file = str(write_trace(tmp_path / "trace", skewed_ids(41, MOE_LAYERS, EXPERTS, TOPK)))
+    out = str(tmp_path / "map.json")
+    assert rocket("trace", "fit", file, "--slots", "40", "--fuel", tiny, "--out", out) == 0
+    slots = json.loads(Path(out).read_text())["per_layer"]
+    assert list(slots) == ["3", "4", "5", "6", "7"]
+    assert rocket("plan", tiny, "--slot-map", out, "--json") == 0
+    assert json.loads(rocket.out)["slots_of_layer"] == slots
 
 
 # --- fit --------------------------------------------------------------------------------------------------

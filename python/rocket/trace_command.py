@@ -1,13 +1,16 @@
 """rocket trace: routing traces, and caches of experts that they are replayed through."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rocket.accounting import Account
 from rocket.console import Notes, write_data
 from rocket.errors import UsageError
+from rocket.fuel_account import load_account
 from rocket.options import (
     check_choice,
     check_integer,
@@ -21,7 +24,7 @@ from rocket.output import AtomicFile
 from rocket.plan import spread
 from rocket.report import counted, format_bytes
 from rocket.routing import CacheRun, Routing, run_cache
-from rocket.routing_file import read_any_routing
+from rocket.routing_file import read_any_routing, read_routing
 from rocket.slot_map import read_slot_map, slot_map_text
 from rocket.trace_figures import BUSY, figures
 from rocket.trace_fit import Fitted, fit_and_judge
@@ -34,16 +37,35 @@ TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A routing trace,
 Experts = Annotated[
     int | None, integer("Experts a layer, which JSON lines do not say. [default: highest id + 1]")
 ]
+Fuel = Annotated[
+    str | None, string("NAME|DIR", "The model: the numbers of its MoE layers, its experts, their bytes.")
+]
 AsJson = Annotated[bool, flag("--json", "Print one JSON object.")]
 
 
-def _read(file: str, experts: int | None) -> Routing:
+def _read(file: str, experts: int | None, fuel: str | None) -> tuple[Routing, Account | None]:
     if experts is not None:
         check_integer("--experts", experts, 1, 1 << 16)
-    routing = read_any_routing(file, "trace", experts)
+    if experts is not None and fuel is not None:
+        raise UsageError("expected one of --experts, --fuel, found both", "the fuel says how many there are")
+    account = load_account(fuel)[1] if fuel is not None else None
+    routing = read_any_routing(file, "trace", experts) if account is None else _of_fuel(file, account)
     if routing.torn_bytes:
         Notes().say(f"{routing.name}: its last row is not whole ({routing.torn_bytes} bytes), and left out")
-    return routing
+    return routing, account
+
+
+def _of_fuel(file: str, account: Account) -> Routing:
+    arch = account.arch
+    routing = read_routing(file, arch.moe_layers, arch.n_routed_experts, arch.num_experts_per_tok, "trace")
+    layers = tuple(arch.moe_layer_ids)
+    if routing.layer_ids not in (None, layers):
+        raise UsageError(
+            f"trace {file}: expected the fuel's MoE layers, from {layers[0]} to {layers[-1]}, "
+            f"found from {routing.layer_names[0]} to {routing.layer_names[-1]}",
+            "name the fuel that the trace is of",
+        )
+    return replace(routing, layer_ids=layers)
 
 
 def _about(routing: Routing) -> dict[str, Any]:
@@ -82,6 +104,7 @@ def show(
     plot: Annotated[
         str | None, string("SVG", "Draw how often each expert was taken, into this file.")
     ] = None,
+    fuel: Fuel = None,
     experts: Experts = None,
     as_json: AsJson = False,
 ) -> int:
@@ -98,7 +121,7 @@ def show(
                 f"--plot: expected a name that ends in .svg, found {plot}", "the picture is an SVG"
             )
         check_output_place("--plot", plot, None, {"the trace": file})
-    routing = _read(file, experts)
+    routing, _ = _read(file, experts, fuel)
     rows = figures(routing)
     if plot is not None:
         with AtomicFile(plot, "--plot") as out:
@@ -120,23 +143,10 @@ def show(
 # --- replay -----------------------------------------------------------------------------------------------
 
 
-def _slot_bytes(fuel: str | None, given: int | None, routing: Routing) -> int | None:
+def _slot_bytes(given: int | None, account: Account | None) -> int | None:
     if given is not None:
         return check_integer("--slot-bytes", given, 1, MAX_SLOT_BYTES)
-    if fuel is None:
-        return None
-    from rocket.fuel_account import load_account
-
-    name, account = load_account(fuel)
-    arch = account.arch
-    model = (arch.moe_layers, arch.n_routed_experts, arch.num_experts_per_tok)
-    if model != (routing.layers, routing.experts, routing.topk):
-        raise UsageError(
-            f"--fuel {name}: expected {routing.layers} MoE layers of {routing.experts} experts, "
-            f"top-{routing.topk} (the trace), found {model[0]} of {model[1]}, top-{model[2]}",
-            "name the fuel that the trace is of, or give --slot-bytes",
-        )
-    return account.slot_bytes
+    return account.slot_bytes if account is not None else None
 
 
 def _budgets(
@@ -178,7 +188,7 @@ def replay(
     ] = False,
     policy: Annotated[str, string("|".join(POLICIES), "Which expert makes way.")] = "lru",
     slot_bytes: Annotated[int | None, integer("Bytes of an expert, to count what is streamed.", "B")] = None,
-    fuel: Annotated[str | None, string("NAME|DIR", "Take them from this fuel.")] = None,
+    fuel: Fuel = None,
     experts: Experts = None,
     as_json: AsJson = False,
 ) -> int:
@@ -188,9 +198,9 @@ def replay(
     future and shows the fewest misses there can be.
     """
     check_choice("--policy", policy, POLICIES)
-    routing = _read(file, experts)
+    routing, account = _read(file, experts, fuel)
     budgets = _budgets(slots, slot_map, equal, routing)
-    size = _slot_bytes(fuel, slot_bytes, routing)
+    size = _slot_bytes(slot_bytes, account)
     run = run_cache(
         routing.ids, routing.ends, routing.experts, slots=slots or 0, layer_slots=budgets or (), policy=policy
     )
@@ -269,6 +279,7 @@ def fit(
     file: TraceFile,
     slots: Annotated[int, integer("Slots to share out over all layers.")],
     out: Annotated[str | None, string("FILE", "Write the slot map here.")] = None,
+    fuel: Fuel = None,
     experts: Experts = None,
     as_json: AsJson = False,
 ) -> int:
@@ -281,7 +292,7 @@ def fit(
     if out is not None:
         check_output_name("--out", out)
         check_output_place("--out", out, None, {"the trace": file})
-    routing = _read(file, experts)
+    routing, _ = _read(file, experts, fuel)
     if len(routing.ends) < 2:
         raise UsageError(
             f"trace {file}: expected at least 2 steps, found 1", "one half is fitted to and the other judges"
