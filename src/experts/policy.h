@@ -35,7 +35,7 @@ struct SlotGuard {
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
-  virtual void begin(int32_t /*group*/) {}  // a layer is about to be looked up
+  virtual void begin(int32_t /*group*/) {}                   // a layer is about to be looked up
   virtual void hold(int32_t /*group*/, int32_t /*slot*/) {}  // marked anew without a use, which may follow
   virtual void insert(int32_t group, int32_t slot,
                       int32_t key) = 0;               // a free slot was filled, by demand or a hint
