@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "base/error.h"
 #include "fuel/names.h"
@@ -24,8 +22,7 @@ uint64_t fingerprint_of(const Checkpoint& checkpoint) {
   const auto add = [&](const std::string& text) {
     for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
   };
-  std::ifstream config(checkpoint.dir() + "/config.json");
-  add(std::string(std::istreambuf_iterator<char>(config), {}));
+  add(read_text_file(checkpoint.dir() + "/config.json"));
   std::vector<std::string> lines;
   for (const auto& file : checkpoint.files()) {
     for (const TensorInfo& tensor : file->tensors())

@@ -3,21 +3,23 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
-#include <sstream>
 #include <vector>
 
 #ifdef __linux__
 #include <unistd.h>
 #endif
 
+#include "base/text_file.h"
+
 namespace rocket {
 namespace {
 
 bool read_line(const std::string& path, std::string& line) {
-  std::ifstream file(path);
-  return static_cast<bool>(std::getline(file, line));
+  const std::vector<std::string> lines = read_lines(path);
+  if (lines.empty()) return false;
+  line = lines[0];
+  return true;
 }
 
 // The number in a cgroup file; nothing for "max" or a missing file.
@@ -31,19 +33,14 @@ bool read_number(const std::string& path, int64_t& value) {
 
 // A field such as "inactive_file 1234" of memory.stat.
 int64_t read_field(const std::string& path, const std::string& name) {
-  std::ifstream file(path);
-  std::string key;
-  int64_t value = 0;
-  while (file >> key >> value) {
-    if (key == name) return value;
+  for (const std::string& line : read_lines(path)) {
+    if (line.compare(0, name.size() + 1, name + " ") == 0) return std::atoll(line.c_str() + name.size());
   }
   return 0;
 }
 
 int64_t meminfo_kib(const std::string& name) {
-  std::ifstream file("/proc/meminfo");
-  std::string line;
-  while (std::getline(file, line)) {
+  for (const std::string& line : read_lines("/proc/meminfo")) {
     if (line.compare(0, name.size(), name) == 0) return std::atoll(line.c_str() + name.size());
   }
   return 0;
@@ -52,9 +49,7 @@ int64_t meminfo_kib(const std::string& name) {
 // This process's folders under a cgroup hierarchy, innermost first, up to the mount point.
 std::vector<std::string> cgroup_folders(const std::string& mount, const std::string& controller) {
   std::vector<std::string> folders;
-  std::ifstream file("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(file, line)) {
+  for (const std::string& line : read_lines("/proc/self/cgroup")) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string names = line.substr(first + 1, second - first - 1);
@@ -123,9 +118,10 @@ MemoryAvailable memory_available() {
 
 int64_t resident_bytes() {
 #ifdef __linux__
-  std::ifstream file("/proc/self/statm");
-  int64_t pages = 0, resident = 0;
-  if (file >> pages >> resident) return resident * sysconf(_SC_PAGESIZE);
+  std::string line;
+  long long pages = 0, resident = 0;
+  if (read_line("/proc/self/statm", line) && std::sscanf(line.c_str(), "%lld %lld", &pages, &resident) == 2)
+    return resident * sysconf(_SC_PAGESIZE);
 #endif
   return 0;
 }
@@ -135,11 +131,9 @@ int cgroup_cpu_quota() {
   for (const std::string& folder : cgroup_folders("/sys/fs/cgroup", "")) {
     std::string line;
     if (!read_line(folder + "/cpu.max", line)) continue;
-    std::istringstream fields(line);
-    std::string quota;
-    double period = 0;
-    if (fields >> quota >> period && quota != "max" && period > 0)
-      cpus = std::min(cpus, std::atof(quota.c_str()) / period);
+    double quota = 0, period = 0;  // "max 100000" has no quota
+    if (std::sscanf(line.c_str(), "%lf %lf", &quota, &period) == 2 && period > 0)
+      cpus = std::min(cpus, quota / period);
   }
   for (const std::string& folder : cgroup_folders("/sys/fs/cgroup/cpu", "cpu")) {
     int64_t quota = 0, period = 0;
@@ -152,9 +146,7 @@ int cgroup_cpu_quota() {
 }
 
 std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line)) {
+  for (const std::string& line : read_lines("/proc/cpuinfo")) {
     const size_t colon = line.find(": ");
     if (line.compare(0, 10, "model name") == 0 && colon != std::string::npos) return line.substr(colon + 2);
   }

@@ -4,9 +4,10 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
+
+#include "base/text_file.h"
 
 namespace rocket {
 
@@ -117,11 +118,9 @@ std::string read_text_file(const std::string& path, uint64_t max_bytes) {
     throw FuelError(path + ": expected at most " + std::to_string(max_bytes) + " bytes, found " +
                     std::to_string(bytes));
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string text(bytes, '\0');
-  if (!file || !file.read(text.data(), static_cast<std::streamsize>(bytes))) {
-    throw FuelError(path + ": cannot read: " + std::strerror(errno));
-  }
+  const std::optional<std::string> read = read_file(path, max_bytes);
+  if (!read) throw FuelError(path + ": cannot read: " + std::strerror(errno));
+  const std::string& text = *read;
   if (text.rfind("version https://git-lfs", 0) == 0) {
     throw FuelError(path + ": expected JSON, found a Git LFS pointer", "fetch the file itself: git lfs pull");
   }
