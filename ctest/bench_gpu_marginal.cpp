@@ -2,7 +2,7 @@
 // that overlap others cost less here than alone, and gaps between kernels count. The results of such steps are rubbish,
 // so it is a program of its own.
 //
-//   bench_gpu_marginal FUEL [context = 512] [steps = 48] [streams = 1] [1 = all on one lane, without prefetch]
+//   bench_gpu_marginal FUEL [context = 512] [steps = 48] [streams = 1]
 #include <chrono>
 #include <cstdlib>
 #include <utility>
@@ -19,14 +19,11 @@ using Clock = std::chrono::steady_clock;
 const OpTable* real = nullptr;
 std::string skipped;  // name of the op that is left out
 int variant = 0;
-bool one_lane = false;
 
 template <auto Member, typename Params>
 void call(const Params& p, Exec& exec, const char* name) {
   // Rubbish may not be finite, and the session would refuse to go on.
-  if (skipped != name && std::strcmp(name, "find_bad") != 0 &&
-      !(one_lane && std::strcmp(name, "prefetch") == 0))
-    (real->*Member)(p, exec);
+  if (skipped != name && std::strcmp(name, "find_bad") != 0) (real->*Member)(p, exec);
 }
 
 #define OP(name, Params)                                                            \
@@ -56,7 +53,6 @@ OpTable wrapped(std::vector<std::string>& names) {
   OP(expert_sum, ExpertSumParams);
   OP(sample, SampleParams);
   OP(find_bad, FiniteParams);
-  OP(prefetch, PrefetchParams);
   return table;
 }
 
@@ -76,14 +72,6 @@ class Variants : public Backend {
   const OpTable& measuring_ops() const override { return cuda_->measuring_ops(); }
   StageClock& clock() override { return cuda_->clock(); }
   Exec exec() override { return cuda_->exec(); }
-  bool has_side_lane() const override { return !one_lane; }
-  Exec side_exec() override { return one_lane ? cuda_->exec() : cuda_->side_exec(); }
-  void fork() override {
-    if (!one_lane) cuda_->fork();
-  }
-  void join() override {
-    if (!one_lane) cuda_->join();
-  }
   StepView stage(const StepPlan& plan) override { return cuda_->stage(plan); }
   void run(const Key& key, const std::function<void()>& forward) override {
     Key mine = key;
@@ -129,7 +117,6 @@ int main(int argc, char** argv) {
   }
   const auto number = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
   const int context = number(2, 512), steps = number(3, 48), streams = number(4, 1);
-  one_lane = number(5, 0) != 0;
   try {
     const std::string fuel = argv[1];
     const glm5::Config config = glm5::read_config(fuel);

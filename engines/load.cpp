@@ -86,8 +86,7 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
   const int64_t weights = plan.dense + plan.experts;
   const auto fits = [&](int64_t share) {
     plan.workspace =
-        glm5::Glm5::workspace_bytes(config, loader.shapes(), backend, plan.max_rows, plan.max_context)
-            .total();
+        glm5::Glm5::workspace_bytes(config, loader.shapes(), backend, plan.max_rows, plan.max_context);
     // A stream's pages, and one block more for each stream: the state before a step with checkpoints.
     plan.state = plan.max_streams * (layout.bytes(plan.max_context) + layout.stream_bytes());
     return plan.total() + kReserveBytes <= weights + (available.bytes - weights) / share;

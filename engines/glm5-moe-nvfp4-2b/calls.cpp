@@ -6,8 +6,8 @@
 namespace rocket::glm5 {
 namespace {
 
-constexpr int64_t kPrefetchBytes = 24
-                                   << 20;  // what the memory reads meanwhile, and a second-level cache holds
+// What the memory reads during hyper-connections, and a second-level cache holds.
+constexpr int64_t kAheadBytes = 24 << 20;
 
 }  // namespace
 
@@ -82,7 +82,7 @@ void Glm5::embed(const StepView& step, Activations& a) {
   p.rows = a.rows;
   p.streams = config_.hc_mult;
   p.x = a.x;
-  ops_.embed(p, *exec_);
+  ops_.embed(p, exec_);
 }
 
 void Glm5::hyper_pre(const HyperWeights& w, Activations& a) {
@@ -102,10 +102,10 @@ void Glm5::hyper_pre(const HyperWeights& w, Activations& a) {
   p.y = a.y;
   p.post = a.post;
   p.comb = a.comb;
-  ops_.hyper_pre(p, *exec_);
+  ops_.hyper_pre(p, exec_);
 }
 
-void Glm5::hyper_post(Activations& a) {
+void Glm5::hyper_post(Activations& a, const Ahead& ahead) {
   StageTimer::Scope time(timer_, stage_.hyper);
   HyperPostParams p;
   p.x = a.x;
@@ -115,7 +115,8 @@ void Glm5::hyper_post(Activations& a) {
   p.rows = a.rows;
   p.streams = config_.hc_mult;
   p.hidden = config_.hidden_size;
-  ops_.hyper_post(p, *exec_);
+  p.ahead = ahead;
+  ops_.hyper_post(p, exec_);
 }
 
 void Glm5::linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts) {
@@ -124,42 +125,25 @@ void Glm5::linear(const float* x, int64_t ldx, int32_t rows, std::initializer_li
   p.ldx = ldx;
   p.rows = rows;
   for (const LinearPart& part : parts) p.part[p.part_count++] = part;
-  ops_.linear(p, *exec_);
-}
-
-void Glm5::join() {
-  if (!measuring_) backend_->join();
-}
-
-// Beside the hyper-connections, which leave the memory idle.
-void Glm5::prefetch(std::initializer_list<const Weight*> weights) {
-  PrefetchParams p;
-  for (const Weight* w : weights) p.weight[p.weights++] = *w;
-  p.max_bytes = kPrefetchBytes;
-  Side side(*this);
-  ops_.prefetch(p, *exec_);
+  ops_.linear(p, exec_);
 }
 
 // The first weights of a layer's attention; after the last layer, the head's.
-void Glm5::prefetch_attention(size_t index) {
-  if (index == weights_->layer.size()) {
-    prefetch({&weights_->lm_head});
-  } else if (config_.is_kda[index]) {
+Ahead Glm5::ahead_of_attention(size_t index) const {
+  if (index == weights_->layer.size()) return {{weights_->lm_head}, 1, kAheadBytes};
+  if (config_.is_kda[index]) {
     const KdaWeights& w = weights_->layer[index].kda;
-    prefetch({&w.q, &w.k, &w.v});
-  } else {
-    const MlaWeights& w = weights_->layer[index].mla;
-    prefetch({&w.q_a, &w.kv_a, &w.q_b});
+    return {{w.q, w.k, w.v}, 3, kAheadBytes};
   }
+  const MlaWeights& w = weights_->layer[index].mla;
+  return {{w.q_a, w.kv_a, w.q_b}, 3, kAheadBytes};
 }
 
-void Glm5::prefetch_mlp(size_t index) {
+Ahead Glm5::ahead_of_ffn(size_t index) const {
   const LayerWeights& w = weights_->layer[index];
-  if (config_.is_moe[index]) {
-    prefetch({&w.moe.router, &w.moe.shared.gate, &w.moe.shared.up, &w.moe.shared.down});
-  } else {
-    prefetch({&w.mlp.gate, &w.mlp.up});
-  }
+  if (config_.is_moe[index])
+    return {{w.moe.router, w.moe.shared.gate, w.moe.shared.up, w.moe.shared.down}, 4, kAheadBytes};
+  return {{w.mlp.gate, w.mlp.up}, 2, kAheadBytes};
 }
 
 void Glm5::norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias) {
@@ -171,7 +155,7 @@ void Glm5::norm(float* x, int32_t rows, int64_t dim, const float* weight, float 
   p.weight = weight;
   p.bias = bias;
   p.eps = eps;
-  ops_.norm(p, *exec_);
+  ops_.norm(p, exec_);
 }
 
 void Glm5::kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b) {
@@ -188,7 +172,7 @@ void Glm5::kda_conv(size_t index, const KdaWeights& w, const StepView& step, con
   p.tail = step.state_part(tail);
   p.checkpoint = step.checkpoint_part(tail);
   p.y = b.qkv;
-  ops_.kda_conv(p, *exec_);
+  ops_.kda_conv(p, exec_);
 }
 
 void Glm5::kda_gates(const KdaWeights& w, const KdaBuffers& b) {
@@ -202,7 +186,7 @@ void Glm5::kda_gates(const KdaWeights& w, const KdaBuffers& b) {
   p.rows = b.rows;
   p.heads = config_.linear_num_heads;
   p.head_dim = config_.linear_head_dim;
-  ops_.kda_gates(p, *exec_);
+  ops_.kda_gates(p, exec_);
 }
 
 void Glm5::kda_recurrence(size_t index, const StepView& step, const KdaBuffers& b) {
@@ -223,7 +207,7 @@ void Glm5::kda_recurrence(size_t index, const StepView& step, const KdaBuffers& 
   p.state = step.state_part(state);
   p.checkpoint = step.checkpoint_part(state);
   p.o = b.o;
-  ops_.kda_recurrence(p, *exec_);
+  ops_.kda_recurrence(p, exec_);
 }
 
 void Glm5::gated_norm(const KdaWeights& w, const KdaBuffers& b) {
@@ -235,7 +219,7 @@ void Glm5::gated_norm(const KdaWeights& w, const KdaBuffers& b) {
   p.rows = b.rows;
   p.heads = config_.linear_num_heads;
   p.head_dim = config_.linear_head_dim;
-  ops_.gated_norm(p, *exec_);
+  ops_.gated_norm(p, exec_);
 }
 
 void Glm5::latent_append(size_t index, const StepView& step, const MlaBuffers& b) {
@@ -246,7 +230,7 @@ void Glm5::latent_append(size_t index, const StepView& step, const MlaBuffers& b
   p.segments = step.segments;
   p.cache = step.paged_part(layout_.paged()[static_cast<size_t>(latent_part_[index])]);
   p.rows = b.rows;
-  ops_.latent_append(p, *exec_);
+  ops_.latent_append(p, exec_);
 }
 
 void Glm5::pool_update(size_t index, const IndexerWeights& w, const StepView& step, const MlaBuffers& b) {
@@ -263,7 +247,7 @@ void Glm5::pool_update(size_t index, const IndexerWeights& w, const StepView& st
   p.checkpoint = step.checkpoint_part(tail);
   p.pooled = step.paged_part(layout_.paged()[static_cast<size_t>(latent_part_[index]) + 1]);
   p.rows = b.rows;
-  ops_.pool_update(p, *exec_);
+  ops_.pool_update(p, exec_);
 }
 
 void Glm5::index_select(size_t index, const StepView& step, Activations& a, const MlaBuffers& b) {
@@ -287,7 +271,7 @@ void Glm5::index_select(size_t index, const StepView& step, Activations& a, cons
   p.token = a.token;
   p.ldtoken = select_width();
   p.count = a.count;
-  ops_.index_select(p, *exec_);
+  ops_.index_select(p, exec_);
 }
 
 // q_latent[h] = k_b[h]^T q[h]
@@ -306,7 +290,7 @@ void Glm5::fold_query(const MlaWeights& w, const MlaBuffers& b) {
   p.hy = config_.kv_lora_rank;
   p.ldy = p.heads * p.hy;
   p.rows = b.rows;
-  ops_.head_linear(p, *exec_);
+  ops_.head_linear(p, exec_);
 }
 
 void Glm5::sparse_mla(size_t index, const StepView& step, const Activations& a, const MlaBuffers& b) {
@@ -324,7 +308,7 @@ void Glm5::sparse_mla(size_t index, const StepView& step, const Activations& a, 
   p.segments = step.segments;
   p.cache = step.paged_part(layout_.paged()[static_cast<size_t>(latent_part_[index])]);
   p.o = b.o_latent;
-  ops_.sparse_mla(p, *exec_);
+  ops_.sparse_mla(p, exec_);
 }
 
 // o[h] = v_b[h] o_latent[h]
@@ -342,7 +326,7 @@ void Glm5::expand_value(const MlaWeights& w, const MlaBuffers& b) {
   p.hy = config_.v_head_dim;
   p.ldy = p.heads * p.hy;
   p.rows = b.rows;
-  ops_.head_linear(p, *exec_);
+  ops_.head_linear(p, exec_);
 }
 
 void Glm5::swiglu(float* gate, const float* up, int64_t inner, int32_t rows) {
@@ -353,7 +337,7 @@ void Glm5::swiglu(float* gate, const float* up, int64_t inner, int32_t rows) {
   p.rows = rows;
   p.dim = static_cast<int32_t>(inner);
   p.limit = config_.swiglu_limit;
-  ops_.swiglu(p, *exec_);
+  ops_.swiglu(p, exec_);
 }
 
 void Glm5::router(const MoeWeights& w, const MoeBuffers& b) {
@@ -370,7 +354,7 @@ void Glm5::router(const MoeWeights& w, const MoeBuffers& b) {
   p.id = b.id;
   p.weight = b.weight;
   p.distinct = distinct_;
-  ops_.router(p, *exec_);
+  ops_.router(p, exec_);
 }
 
 void Glm5::expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b) {
@@ -386,7 +370,7 @@ void Glm5::expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffer
   p.inner = config_.moe_intermediate_size;
   p.limit = config_.swiglu_limit;
   p.out = b.routed;
-  ops_.expert_ffn(p, *exec_);
+  ops_.expert_ffn(p, exec_);
 }
 
 // The shared expert's output waits in a.block.
@@ -397,7 +381,7 @@ void Glm5::expert_sum(Activations& a, const MoeBuffers& b) {
   p.rows = b.rows;
   p.topk = config_.num_experts_per_tok;
   p.hidden = config_.hidden_size;
-  ops_.expert_sum(p, *exec_);
+  ops_.expert_sum(p, exec_);
 }
 
 void Glm5::hyper_head(const StepView& step, const Activations& a, float* hidden) {
@@ -411,7 +395,7 @@ void Glm5::hyper_head(const StepView& step, const Activations& a, float* hidden)
   p.norm_weight = weights_->norm;
   p.rms_eps = config_.rms_norm_eps;
   p.y = hidden;
-  ops_.hyper_head(p, *exec_);
+  ops_.hyper_head(p, exec_);
 }
 
 void Glm5::find_bad(int32_t first, int32_t rows) {
@@ -420,7 +404,7 @@ void Glm5::find_bad(int32_t first, int32_t rows) {
   p.x = logits_ + first * p.ld;
   p.rows = rows;
   p.bad = bad_ + first;
-  ops_.find_bad(p, *exec_);
+  ops_.find_bad(p, exec_);
 }
 
 void Glm5::draw(int32_t first, int32_t rows, const SamplingParams* sampling, const uint64_t* counter,
@@ -432,7 +416,7 @@ void Glm5::draw(int32_t first, int32_t rows, const SamplingParams* sampling, con
   p.sampling = sampling;
   p.counter = counter;
   p.token = token;
-  ops_.sample(p, *exec_);
+  ops_.sample(p, exec_);
 }
 
 }  // namespace rocket::glm5

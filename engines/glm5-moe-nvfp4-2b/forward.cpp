@@ -8,7 +8,6 @@ void Glm5::pass(const StepView& step) {
   ArenaScope scope(workspace_);
   Activations a = activations(step.rows);
   embed(step, a);
-  prefetch_attention(0);
   for (size_t i = 0; i < weights_->layer.size(); ++i) layer(i, step, a);
   head(step, a);
 }
@@ -16,16 +15,13 @@ void Glm5::pass(const StepView& step) {
 void Glm5::layer(size_t index, const StepView& step, Activations& a) {
   const LayerWeights& w = weights_->layer[index];
   hyper_pre(w.attn_hc, a);
-  join();
   if (config_.is_kda[index]) {
     kda(index, w.kda, step, a);
   } else {
     mla(index, w.mla, step, a);
   }
-  prefetch_mlp(index);
-  hyper_post(a);
+  hyper_post(a, ahead_of_ffn(index));
   hyper_pre(w.ffn_hc, a);
-  join();
   if (config_.is_moe[index]) {
     moe(index, w.moe, a);
   } else {
@@ -33,8 +29,7 @@ void Glm5::layer(size_t index, const StepView& step, Activations& a) {
     ArenaScope scope(workspace_);
     mlp(w.mlp, mlp_buffers(a.rows, config_.intermediate_size), a, a.block);
   }
-  prefetch_attention(index + 1);
-  hyper_post(a);
+  hyper_post(a, ahead_of_attention(index + 1));
   if (diagnose_ || recording_) diagnose(index, step, a);
 }
 
@@ -97,27 +92,25 @@ void Glm5::mlp(const MlpWeights& w, const MlpBuffers& b, const Activations& a, f
   linear(b.gate, b.inner, a.rows, {{w.down, out, config_.hidden_size}});
 }
 
-// The shared expert runs beside the routed ones.
+// The router and the shared expert's first products read the same rows: one call.
 void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   StageTimer::Scope time(timer_, stage_.moe);
   ArenaScope scope(workspace_);
   const MoeBuffers b = moe_buffers(a.rows);
-  const MlpBuffers shared =
-      mlp_buffers(a.rows, int64_t{config_.moe_intermediate_size} * config_.n_shared_experts);
-  {
-    Side side(*this);
-    mlp(w.shared, shared, a, a.block);
-  }
-  linear(a.y, config_.hidden_size, a.rows, {{w.router, b.logit, config_.n_routed_experts}});
+  const MlpBuffers s = mlp_buffers(a.rows, int64_t{config_.moe_intermediate_size} * config_.n_shared_experts);
+  linear(a.y, config_.hidden_size, a.rows,
+         {{w.router, b.logit, config_.n_routed_experts},
+          {w.shared.gate, s.gate, s.inner},
+          {w.shared.up, s.up, s.inner}});
+  swiglu(s.gate, s.up, s.inner, a.rows);
   router(w, b);
+  linear(s.gate, s.inner, a.rows, {{w.shared.down, a.block, config_.hidden_size}});
   expert_ffn(w, a, b);
-  join();
   expert_sum(a, b);
   record_router(index, b);
 }
 
 void Glm5::head(const StepView& step, const Activations& a) {
-  join();
   if (step.logits_rows == 0) return;
   ArenaScope scope(workspace_);
   const int64_t H = config_.hidden_size, V = config_.vocab_size;

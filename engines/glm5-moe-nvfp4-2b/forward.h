@@ -29,12 +29,8 @@ class Glm5 : public Model {
        std::unique_ptr<Backend> backend, int32_t max_rows, int64_t max_context);
 
   // Bytes of workspace that a model with weights of these shapes needs for steps of max_rows rows, logits included.
-  struct WorkspaceBytes {
-    int64_t main = 0, side = 0;
-    int64_t total() const { return main + side; }
-  };
-  static WorkspaceBytes workspace_bytes(const Config& config, const Weights& shapes, Backend& backend,
-                                        int32_t max_rows, int64_t max_context);
+  static int64_t workspace_bytes(const Config& config, const Weights& shapes, Backend& backend,
+                                 int32_t max_rows, int64_t max_context);
   static StateLayout state_layout(const Config& config, const Precision& precision);
   static int32_t logits_rows(const Config& config, int32_t max_rows);
 
@@ -131,11 +127,10 @@ class Glm5 : public Model {
   MoeBuffers moe_buffers(int32_t rows);
   void embed(const StepView& step, Activations& a);
   void hyper_pre(const HyperWeights& w, Activations& a);
-  void hyper_post(Activations& a);
+  void hyper_post(Activations& a, const Ahead& ahead);
   void linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts);
-  void prefetch(std::initializer_list<const Weight*> weights);
-  void prefetch_attention(size_t index);
-  void prefetch_mlp(size_t index);
+  Ahead ahead_of_attention(size_t index) const;
+  Ahead ahead_of_ffn(size_t index) const;
   void norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias = nullptr);
   void kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b);
   void kda_gates(const KdaWeights& w, const KdaBuffers& b);
@@ -155,10 +150,6 @@ class Glm5 : public Model {
   void draw(int32_t first, int32_t rows, const SamplingParams* sampling, const uint64_t* counter,
             int32_t* token);
   void hyper_head(const StepView& step, const Activations& a, float* hidden);
-
-  // What is issued inside runs beside what is issued after it, up to the join.
-  class Side;
-  void join();
 
   void find_parts();
   void add_stages();
@@ -182,9 +173,7 @@ class Glm5 : public Model {
   const Weights* weights_ = nullptr;
   OpTable ops_;
   Arena workspace_;
-  Arena side_workspace_;  // scratch of the ops on the side lane
-  Exec main_exec_, side_exec_;
-  Exec* exec_ = &main_exec_;  // that ops are issued with
+  Exec exec_;
   int32_t max_rows_;
   int64_t max_context_;
   bool measuring_ = false;
@@ -215,20 +204,6 @@ class Glm5 : public Model {
   uint64_t* counter_ = nullptr;         // [max_logits_rows]
   std::vector<float> host_logits_;
   std::vector<int32_t> known_bad_;  // of the last step's rows, where they came with its tokens
-};
-
-class Glm5::Side {
- public:
-  explicit Side(Glm5& model) : model_(model) {
-    if (!model.measuring_) model.backend_->fork();
-    model.exec_ = &model.side_exec_;
-  }
-  ~Side() { model_.exec_ = &model_.main_exec_; }
-  Side(const Side&) = delete;
-  Side& operator=(const Side&) = delete;
-
- private:
-  Glm5& model_;
 };
 
 template <typename T>

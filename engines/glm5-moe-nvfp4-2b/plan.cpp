@@ -97,17 +97,14 @@ Glm5::Glm5(Shape, const Config& config, const Weights& shapes, Backend& backend,
       weights_(&shapes),
       ops_(backend.measuring_ops()),
       workspace_(Arena::measuring()),
-      side_workspace_(Arena::measuring()),
-      main_exec_(backend.exec()),
-      side_exec_(backend.exec()),
+      exec_(backend.exec()),
       max_rows_(max_rows),
       max_context_(max_context),
       measuring_(true) {
   find_parts();
   add_stages();
-  main_exec_.scratch = &workspace_;
-  side_exec_.scratch = &side_workspace_;
-  main_exec_.measure = side_exec_.measure = true;
+  exec_.scratch = &workspace_;
+  exec_.measure = true;
 }
 
 // What lives as long as the model: logits and what is read back of a step.
@@ -121,13 +118,13 @@ void Glm5::take_results() {
   counter_ = workspace_.take<uint64_t>(rows);
 }
 
-Glm5::WorkspaceBytes Glm5::workspace_bytes(const Config& config, const Weights& shapes, Backend& backend,
-                                           int32_t max_rows, int64_t max_context) {
+int64_t Glm5::workspace_bytes(const Config& config, const Weights& shapes, Backend& backend, int32_t max_rows,
+                              int64_t max_context) {
   Glm5 model(Shape{}, config, shapes, backend, max_rows, max_context);
   model.take_results();
   // The forward pass itself, with ops that compute nothing, tells what it takes.
   for (const bool tensor_cores : {false, true}) {
-    model.main_exec_.tensor_cores = model.side_exec_.tensor_cores = tensor_cores;
+    model.exec_.tensor_cores = tensor_cores;
     StepView step;
     step.rows = max_rows;
     step.segments = max_rows;
@@ -136,11 +133,9 @@ Glm5::WorkspaceBytes Glm5::workspace_bytes(const Config& config, const Weights& 
     step.counter = model.counter_;
     model.pass(step);
   }
-  WorkspaceBytes bytes{static_cast<int64_t>(model.workspace_.peak()),
-                       static_cast<int64_t>(model.side_workspace_.peak())};
-  // The CPU has one lane, and its ops say in formulas what they take.
-  if (backend.memory().host()) bytes.main += model.op_scratch_bytes(model.main_exec_.pool->threads());
-  return bytes;
+  // The CPU's ops say in formulas what they take.
+  const auto peak = static_cast<int64_t>(model.workspace_.peak());
+  return backend.memory().host() ? peak + model.op_scratch_bytes(model.exec_.pool->threads()) : peak;
 }
 
 Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<LoadedWeights> weights,
@@ -152,18 +147,16 @@ Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<Loa
       loaded_(std::move(weights)),
       weights_(&loaded_->weights),
       ops_(backend_->ops()),
-      main_exec_(backend_->exec()),
-      side_exec_(backend_->side_exec()),
+      exec_(backend_->exec()),
       max_rows_(max_rows),
       max_context_(max_context),
       timer_(&backend_->clock()) {
   find_parts();
   add_stages();
-  const WorkspaceBytes bytes = workspace_bytes(config, loaded_->weights, *backend_, max_rows, max_context);
-  workspace_ = Arena(static_cast<size_t>(bytes.main), "workspace", memory());
-  side_workspace_ = Arena(static_cast<size_t>(bytes.side), "workspace of the side lane", memory());
-  main_exec_.scratch = &workspace_;
-  side_exec_.scratch = backend_->has_side_lane() ? &side_workspace_ : &workspace_;
+  workspace_ =
+      Arena(static_cast<size_t>(workspace_bytes(config, loaded_->weights, *backend_, max_rows, max_context)),
+            "workspace", memory());
+  exec_.scratch = &workspace_;
   take_results();
   const int32_t moe_layers =
       static_cast<int32_t>(std::count(config.is_moe.begin(), config.is_moe.end(), true));
@@ -183,13 +176,13 @@ Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<Loa
   info_.moe_layers = moe_layers;
   info_.experts = config.n_routed_experts;
   info_.topk = config.num_experts_per_tok;
-  info_.threads = main_exec_.pool->threads();
+  info_.threads = exec_.pool->threads();
   info_.dense_bytes = w.dense_bytes;
   info_.expert_bytes = w.expert_bytes;
   info_.slot_bytes = w.slot_bytes;
   info_.slots = int64_t{moe_layers} * config.n_routed_experts;
   info_.token_bytes = w.token_bytes;
-  info_.workspace_bytes = static_cast<int64_t>(workspace_.capacity() + side_workspace_.capacity());
+  info_.workspace_bytes = static_cast<int64_t>(workspace_.capacity());
   info_.draft_tensors = w.draft_tensors;
   info_.draft_bytes = w.draft_bytes;
   info_.vision_tensors = w.vision_tensors;

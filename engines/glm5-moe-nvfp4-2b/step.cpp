@@ -7,7 +7,7 @@ namespace rocket::glm5 {
 
 void Glm5::forward(const StepPlan& plan) {
   const StepView step = backend_->stage(plan);
-  main_exec_.tensor_cores = side_exec_.tensor_cores = plan.tensor_cores;
+  exec_.tensor_cores = plan.tensor_cores;
   const Backend::Key key{step.rows,         step.logits_rows,
                          step.first_logit,  step.embedding != nullptr,
                          plan.tensor_cores, step.sampling != nullptr};

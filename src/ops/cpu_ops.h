@@ -36,6 +36,5 @@ namespace rocket {
 void router_cpu(const RouterParams& p, Exec& exec);
 void sample_cpu(const SampleParams& p, Exec& exec);
 void find_bad_cpu(const FiniteParams& p, Exec& exec);
-void prefetch_cpu(const PrefetchParams& p, Exec& exec);  // nothing: the CPU's ops read weights straight ahead
 
 }  // namespace rocket

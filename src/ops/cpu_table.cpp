@@ -24,7 +24,6 @@ void fill_table(OpTable& table) {
   table.expert_sum = expert_sum;
   table.sample = sample_cpu;
   table.find_bad = find_bad_cpu;
-  table.prefetch = prefetch_cpu;
 }
 
 }  // namespace rocket::ROCKET_ISA

@@ -26,6 +26,5 @@ void expert_ffn(const ExpertFfnParams& p, Exec& exec);
 void expert_sum(const ExpertSumParams& p, Exec& exec);
 void sample(const SampleParams& p, Exec& exec);
 void find_bad(const FiniteParams& p, Exec& exec);
-void prefetch(const PrefetchParams& p, Exec& exec);
 
 }  // namespace rocket::cuda

@@ -8,7 +8,7 @@ const OpTable& cuda_ops() {
       cuda::head_linear, cuda::norm,        cuda::kda_conv,     cuda::kda_gates,     cuda::kda_recurrence,
       cuda::gated_norm,  cuda::pool_update, cuda::index_select, cuda::latent_append, cuda::sparse_mla,
       cuda::router,      cuda::swiglu,      cuda::expert_ffn,   cuda::expert_sum,    cuda::sample,
-      cuda::find_bad,    cuda::prefetch,
+      cuda::find_bad,
   };
   return table;
 }

@@ -201,8 +201,6 @@ void sample_cpu(const SampleParams& p, Exec& exec) {
   }
 }
 
-void prefetch_cpu(const PrefetchParams&, Exec&) {}
-
 void find_bad_cpu(const FiniteParams& p, Exec&) {
   for (int32_t row = 0; row < p.rows; ++row) p.bad[row] = !all_finite(p.x + row * p.ld, p.dim);
 }

@@ -91,7 +91,7 @@ const OpTable& no_ops() {
       [](const SparseMlaParams&, Exec&) {},   [](const RouterParams&, Exec&) {},
       [](const SwigluParams&, Exec&) {},      [](const ExpertFfnParams&, Exec&) {},
       [](const ExpertSumParams&, Exec&) {},   [](const SampleParams&, Exec&) {},
-      [](const FiniteParams&, Exec&) {},      [](const PrefetchParams&, Exec&) {},
+      [](const FiniteParams&, Exec&) {},
   };
   return table;
 }

@@ -11,7 +11,6 @@
 #include "ops/linear.h"
 #include "ops/mla.h"
 #include "ops/norm.h"
-#include "ops/prefetch.h"
 #include "ops/router.h"
 #include "ops/sample.h"
 
@@ -40,7 +39,6 @@ struct OpTable {
   void (*expert_sum)(const ExpertSumParams&, Exec&) = nullptr;
   void (*sample)(const SampleParams&, Exec&) = nullptr;
   void (*find_bad)(const FiniteParams&, Exec&) = nullptr;
-  void (*prefetch)(const PrefetchParams&, Exec&) = nullptr;
 };
 // clang-format on
 

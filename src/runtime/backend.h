@@ -44,13 +44,6 @@ class Backend {
   virtual void run(const Key& key, const std::function<void()>& forward) = 0;
   virtual void set_replay(bool on) = 0;  // off: every step calls `forward`, for profiles and records
 
-  // A second lane: what is issued with side_exec() between fork() and join() may run beside what is issued with exec().
-  // Its scratch is its own.
-  virtual bool has_side_lane() const { return false; }  // else both lanes are one
-  virtual Exec side_exec() { return exec(); }
-  virtual void fork() {}
-  virtual void join() {}
-
   // Waits until everything that was issued is done. Throws DeviceError that names the op which failed.
   virtual void wait() = 0;
 };

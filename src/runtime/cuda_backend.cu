@@ -171,11 +171,6 @@ class CudaBackend : public Backend {
       : pool_(threads), limits_(limits), context_(open_device()), memory_(context_, pool_), clock_(context_) {
     cublas_ = open_cublas_lt(&no_cublas_);
     context_.cublas = cublas_.get();
-    side_ = context_;
-    side_.cublas = nullptr;  // its workspace and plans are the main lane's
-    cuda_check(cudaStreamCreateWithFlags(&side_.stream, cudaStreamNonBlocking), "stream");
-    for (cudaEvent_t* event : {&fork_, &join_})
-      cuda_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
     const size_t bytes = StepBlock(nullptr, limits.max_rows).bytes;
     device_block_ = static_cast<char*>(memory_.allocate(bytes, "arrays of a step"));
     for (HostBlock& block : host_block_) {
@@ -192,9 +187,6 @@ class CudaBackend : public Backend {
       cudaFreeHost(block.data);
       cudaEventDestroy(block.free);
     }
-    cudaEventDestroy(fork_);
-    cudaEventDestroy(join_);
-    cudaStreamDestroy(side_.stream);
     if (embeddings_) memory_.release(embeddings_);
     memory_.release(device_block_);
   }
@@ -212,21 +204,6 @@ class CudaBackend : public Backend {
     exec.pool = &pool_;
     exec.cuda = &context_;
     return exec;
-  }
-
-  bool has_side_lane() const override { return true; }
-  Exec side_exec() override {
-    Exec exec = this->exec();
-    exec.cuda = &side_;
-    return exec;
-  }
-  void fork() override {
-    cuda_check(cudaEventRecord(fork_, context_.stream), "fork");
-    cuda_check(cudaStreamWaitEvent(side_.stream, fork_), "fork");
-  }
-  void join() override {
-    cuda_check(cudaEventRecord(join_, side_.stream), "join");
-    cuda_check(cudaStreamWaitEvent(context_.stream, join_), "join");
   }
 
   MemoryAvailable available() override {
@@ -352,8 +329,6 @@ class CudaBackend : public Backend {
   CudaContext context_;
   CublasLtHandle cublas_;
   std::string no_cublas_;
-  CudaContext side_;
-  cudaEvent_t fork_ = nullptr, join_ = nullptr;
   CudaMemory memory_;
   CudaClock clock_;
   char* device_block_ = nullptr;
