@@ -56,9 +56,29 @@ void launch_sum(const ExpertSumParams& p, Exec& exec) {
 constexpr int kAlwaysExact =
     16;  // so few rows gain nothing from rounding: each expert is read for one or two of them
 
+// Steps of weights on their way for each warp, and blocks of a multiprocessor. Three blocks fill it with enough copies
+// and leave room for the first blocks of down_exact beside the only two of gate_up_exact that a single row has.
+constexpr int kRing = 4, kResident = 3;
+using Stream = WeightStream<kRing>;
+// Rows of down, of each warp's kOutputs, that gate_up_exact asks for ahead of down_exact; 0: none, and no scales.
+constexpr int kDownAhead = 8;
+
+// Rows of down, one behind the other: those of a block of down_exact. data null: none.
+struct DownAhead {
+  const char* data;
+  const char* scale;
+  int rows;
+};
+
 struct ExactShared {
   uint32_t largest[kExactRows][kFfnWarps];
+  DownAhead ahead;
 };
+
+// Units of shared memory of one exact row of dim: two float16 columns.
+__host__ __device__ __forceinline__ int exact_units(int dim) {
+  return (dim + kStep - 1) / kStep * (kStep * 2 * static_cast<int>(sizeof(__half)) / 16);
+}
 
 // Rows of x as high and low columns into `to`, [steps, 4, 2 * kRows, 4] units of 16 bytes, by the whole block. The
 // caller puts a barrier behind it. Returns each row's factor back.
@@ -94,25 +114,64 @@ __device__ __forceinline__ void stage_exact(const float* const (&x)[kRows], int 
   }
 }
 
+// Between the two kernels memory would idle: while the last blocks of gate_up_exact work off their rings, and while the
+// first ones of down_exact look up what they are to do. So each of these last blocks asks for weights of one of these
+// first blocks. This finds them, for one thread.
+__device__ __forceinline__ DownAhead find_ahead(const FfnArgs& a, int blocks) {
+  const DownAhead none = {nullptr, nullptr, 0};
+  if (kDownAhead == 0) return none;
+  const int tiles = a.pairs.tile ? *a.pairs.tiles : static_cast<int>(gridDim.x) / blocks;
+  const int block = static_cast<int>(blockIdx.x) - max(0, tiles * blocks - a.ahead_blocks);
+  if (block < 0 || block / a.down_blocks >= tiles) return none;
+  const ExpertTile tile = find_tile(a, block / a.down_blocks);
+  if (tile.expert < 0) return none;
+  const Weight& w = a.p.expert[tile.expert].down;
+  if (!loads_whole(w)) return none;
+  const int row = block % a.down_blocks * kFfnWarps * kOutputs;
+  return {static_cast<const char*>(w.data) + row * (w.in / 2),
+          static_cast<const char*>(w.block_scale) + row * (w.in / 16), a.p.hidden - row};
+}
+
+// The warp's part of it: kDownAhead rows of nibbles and all rows' scales. The other rows come from memory when these
+// come from the cache.
+__device__ __forceinline__ void ask_for_down(const DownAhead& ahead, int inner) {
+  const int first = static_cast<int>(threadIdx.x) / kWarp * kOutputs, rows = ahead.rows - first;
+  const int lane = threadIdx.x % kWarp;
+  if (!ahead.data || rows <= 0 || lane > 1) return;
+  const int row_bytes = lane == 0 ? inner / 2 : inner / 16;
+  const char* from = (lane == 0 ? ahead.data : ahead.scale) + int64_t{first} * row_bytes;
+  const int skip =
+      static_cast<int>(-reinterpret_cast<uintptr_t>(from) % 16);  // scales are aligned to two bytes only
+  const int bytes = (min(rows, lane == 0 ? kDownAhead : kOutputs) * row_bytes - skip) / 16 * 16;
+  if (bytes > 0) prefetch_bytes(from + skip, static_cast<uint32_t>(bytes));
+}
+static_assert(kDownAhead <= kOutputs);
+
 // The sums of a warp's sixteen weight rows with all rows of the tile: rows g and g + 8 of it with the tile's row t in
-// the lane 4 * g + t.
-template <int kRows>
-__device__ __forceinline__ void multiply_exact(WeightStream& stream, const uint4* x, int rows, int steps,
-                                               float (&sum)[2]) {
+// the lane 4 * g + t. Calls last_asked() when no more of these rows is to be asked for.
+template <int kRows, typename F>
+__device__ __forceinline__ void multiply_exact(Stream& stream, const uint4* x, int rows, int steps,
+                                               F last_asked, float (&sum)[2]) {
   constexpr int kColumns = 2 * kRows;
   const int lane = threadIdx.x % kWarp;
+  const int last_copies = max(0, (steps - kRing - 1) / kGroup * kGroup);
   x += lane < rows * 8 ? lane : 0;
   float acc[1][4] = {};
-  for (int first = 0; first < steps; first += kDepth) {
+  for (int first = 0; first < steps; first += kGroup) {
+    uint32_t s[kGroup][2];
+    stream.take_scales(s);
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+    for (int d = 0; d < kGroup; ++d) {
       if (first + d < steps) {
-        multiply_step<kColumns, true>(stream.q[d], stream.s[d], x + d * (kColumns * 16), acc);
-        stream.fetch(d);
+        uint4 q[2];
+        stream.take<kRing - 1>(d, q);
+        multiply_step<kColumns, true>(q, s[d], x + d * (kColumns * 16), acc);
+        stream.copy(d);
       }
     }
     stream.advance();
-    x += kDepth * kColumns * 16;
+    x += kGroup * kColumns * 16;
+    if (first == last_copies) last_asked();
   }
   sum[0] = acc[0][0] + acc[0][1];
   sum[1] = acc[0][2] + acc[0][3];
@@ -130,7 +189,7 @@ __device__ __forceinline__ T pick(const T (&v)[kRows], int i) {
 
 // act = swiglu(gate x, up x) of all pairs. Blocks of one tile follow each other: kFfnWarps * kChannels channels each.
 template <int kRows>
-__global__ void __launch_bounds__(kFfnThreads, 2)
+__global__ void __launch_bounds__(kFfnThreads, kResident)
     gate_up_exact(const __grid_constant__ FfnArgs a, int blocks) {
   extern __shared__ uint4 staged[];
   __shared__ ExactShared shared;
@@ -147,10 +206,10 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
     plain_gate_up(a, tile, channel);
     return;
   }
-  WeightStream stream;
+  Stream stream;
   const int row = min(channel + g, a.p.inner - 1);
-  stream.open(gate, row, up, row);
-  stream.ask_ahead(gate.in);
+  stream.open(gate, row, up, row, staged + kRows * exact_units(a.p.hidden));
+  stream.ask_ahead(gate.in, a.p.inner - row);
   const float* x[kRows];
   int pair[kRows];
 #pragma unroll
@@ -160,8 +219,11 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
   }
   float back[kRows], sum[2];
   stage_exact<kRows>(x, tile.rows, a.p.hidden, shared, staged, back);
+  if (threadIdx.x == 0) shared.ahead = find_ahead(a, blocks);
   __syncthreads();
-  multiply_exact<kRows>(stream, staged, tile.rows, (a.p.hidden + kStep - 1) / kStep, sum);
+  multiply_exact<kRows>(
+      stream, staged, tile.rows, (a.p.hidden + kStep - 1) / kStep,
+      [&] { ask_for_down(shared.ahead, a.p.inner); }, sum);
   if (t >= tile.rows || channel + g >= a.p.inner) return;
   const float factor = pick(back, t);
   a.act[int64_t{pick(pair, t)} * a.p.inner + channel + g] =
@@ -174,7 +236,8 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
 // this kernel starts only after every block of gate_up_exact has called start_next(), which each does after its own
 // wait, and that ended when the kernels that wrote ids and list were done.
 template <int kRows>
-__global__ void __launch_bounds__(kFfnThreads, 2) down_exact(const __grid_constant__ FfnArgs a, int blocks) {
+__global__ void __launch_bounds__(kFfnThreads, kResident)
+    down_exact(const __grid_constant__ FfnArgs a, int blocks) {
   extern __shared__ uint4 staged[];
   __shared__ ExactShared shared;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -194,9 +257,9 @@ __global__ void __launch_bounds__(kFfnThreads, 2) down_exact(const __grid_consta
     plain_down(a, tile, output);
     return;
   }
-  WeightStream stream;
-  stream.open(w, min(output + g, a.p.hidden - 1), w, min(output + g + 8, a.p.hidden - 1));
-  stream.ask_ahead(w.in);
+  Stream stream;
+  const int row = min(output + g, a.p.hidden - 1);
+  stream.open(w, row, w, min(output + g + 8, a.p.hidden - 1), staged + kRows * exact_units(a.p.inner));
   const float* x[kRows];
   int pair[kRows];
 #pragma unroll
@@ -207,11 +270,12 @@ __global__ void __launch_bounds__(kFfnThreads, 2) down_exact(const __grid_consta
   const int64_t mine = pick(pair, t);
   wait_for_previous();
   start_next();
+  stream.ask_ahead(w.in, a.p.hidden - row);  // not earlier: the caches might not hold it until it is needed
   const float weight = a.p.weight[mine];
   float back[kRows], sum[2];
   stage_exact<kRows>(x, tile.rows, a.p.inner, shared, staged, back);
   __syncthreads();
-  multiply_exact<kRows>(stream, staged, tile.rows, (a.p.inner + kStep - 1) / kStep, sum);
+  multiply_exact<kRows>(stream, staged, tile.rows, (a.p.inner + kStep - 1) / kStep, [] {}, sum);
   if (t >= tile.rows) return;
   const float factor = pick(back, t);
   float* out = a.p.out + mine * a.p.hidden + output + g;
@@ -219,29 +283,33 @@ __global__ void __launch_bounds__(kFfnThreads, 2) down_exact(const __grid_consta
   if (output + g + 8 < a.p.hidden) out[8] = sum[1] * w.global_scale * factor * weight;
 }
 
-// Shared memory of one exact row of dim: two float16 columns.
-size_t exact_bytes(int dim) {
-  return static_cast<size_t>((dim + kStep - 1) / kStep) * kStep * 2 * sizeof(__half);
+// Dynamic shared memory for so many rows of dim and the ring.
+size_t exact_bytes(int dim, int rows) {
+  return sizeof(uint4) * exact_units(dim) * rows + Stream::kBytes;
 }
 
-// Rows of an exact tile: 1, 2 or kExactRows, as many as the step has and shared memory holds; 0 if it holds none.
+// Rows of an exact tile: 1, 2 or kExactRows; 0 if shared memory does not hold one. Where few experts have more than two
+// rows, tiles have no more, and leave room for more blocks: two tiles of an expert are worked on at about the same time,
+// so that the second finds its weights in the second-level cache.
 int exact_rows(const ExpertFfnParams& p) {
-  const size_t row = exact_bytes(p.hidden > p.inner ? p.hidden : p.inner),
-               fit = (kSharedLimit - sizeof(ExactShared)) / row;
-  int rows = kExactRows;
-  while (rows > 0 && (static_cast<size_t>(rows) > fit || (rows > 1 && rows / 2 >= p.rows))) rows /= 2;
+  const int dim = p.hidden > p.inner ? p.hidden : p.inner;
+  const auto fits = [&](int rows) { return exact_bytes(dim, rows) + sizeof(ExactShared) <= kSharedLimit; };
+  int rows = 2 * int64_t{p.rows} * p.topk > p.experts ? kExactRows : 2;
+  while (rows > 0 && (!fits(rows) || (rows > 1 && rows / 2 >= p.rows))) rows /= 2;
   return rows;
 }
 
 template <int kRows>
-void launch_exact(const FfnArgs& a, int64_t tiles, Exec& exec) {
+void launch_exact(const FfnArgs& from, int64_t tiles, Exec& exec) {
+  FfnArgs a = from;
   const int inner_blocks = (a.p.inner + kFfnWarps * kChannels - 1) / (kFfnWarps * kChannels);
-  const int hidden_blocks = (a.p.hidden + kFfnWarps * kOutputs - 1) / (kFfnWarps * kOutputs);
-  const size_t rows = a.fast_rows == 0 ? 0 : kRows;
+  a.down_blocks = (a.p.hidden + kFfnWarps * kOutputs - 1) / (kFfnWarps * kOutputs);
+  a.ahead_blocks = kResident * exec.cuda->sm_count;
+  const bool fast = a.fast_rows > 0;
   launch("expert_ffn", gate_up_exact<kRows>, static_cast<unsigned>(tiles * inner_blocks), kFfnThreads,
-         exact_bytes(a.p.hidden) * rows, exec, a, inner_blocks);
-  launch("expert_ffn", down_exact<kRows>, static_cast<unsigned>(tiles * hidden_blocks), kFfnThreads,
-         exact_bytes(a.p.inner) * rows, exec, a, hidden_blocks);
+         fast ? exact_bytes(a.p.hidden, kRows) : 0, exec, a, inner_blocks);
+  launch("expert_ffn", down_exact<kRows>, static_cast<unsigned>(tiles * a.down_blocks), kFfnThreads,
+         fast ? exact_bytes(a.p.inner, kRows) : 0, exec, a, a.down_blocks);
 }
 
 void expert_ffn_exact(const ExpertFfnParams& p, Exec& exec) {

@@ -29,8 +29,10 @@ struct PairList {
 struct FfnArgs {
   ExpertFfnParams p;
   PairList pairs;
-  float* act = nullptr;   // [pairs, inner]
-  int32_t fast_rows = 0;  // rows of a tile that fit into shared memory, 0: none
+  float* act = nullptr;      // [pairs, inner]
+  int32_t fast_rows = 0;     // rows of a tile that fit into shared memory, 0: none
+  int32_t down_blocks = 0;   // blocks of down_exact for a tile
+  int32_t ahead_blocks = 0;  // of down_exact, whose first weights the last blocks of gate_up_exact ask for
 };
 
 inline int64_t most_tiles(const ExpertFfnParams& p, int tile_rows) {

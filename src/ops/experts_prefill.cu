@@ -5,8 +5,10 @@
 namespace rocket::cuda {
 namespace {
 
-constexpr int kChunkUnits = kDepth * 16 * kRoundedRows;  // of kDepth steps, at most
+constexpr int kChunkUnits = kGroup * 16 * kRoundedRows;  // of kGroup steps, at most
 constexpr size_t kChunkBytes = 2 * kChunkUnits * sizeof(uint4);
+constexpr int kRing = kGroup;  // steps of weights on their way
+using Stream = WeightStream<kRing>;
 
 // Rows in float16, units as in fp4_mma.cuh, and the factor that takes each row back.
 struct Halves {
@@ -26,7 +28,7 @@ struct RoundedShared {
   int row[kRoundedRows];  // of x or act
   float back[kRoundedRows];
 };
-static_assert(kChunkBytes + sizeof(RoundedShared) + 64 <= kSharedLimit);
+static_assert(kChunkBytes + Stream::kBytes + sizeof(RoundedShared) + 64 <= kSharedLimit);
 
 Halves take_halves(int64_t rows, int dim, Exec& exec) {
   Halves h;
@@ -66,13 +68,6 @@ __device__ __forceinline__ void copy_async(uint4* to, const uint4* from) {
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kLeft>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
 
 // The part of a tile's rows that a thread copies: one place t of the quad of one column, every kEvery words.
 template <int kColumns>
@@ -87,41 +82,54 @@ struct Copier {
     left = x.units / 4;
     from = column < rows ? x.unit + int64_t{row[column]} * x.units + threadIdx.x % 4 + word * 4 : nullptr;
   }
-  // The next kDepth steps.
+  // The next kGroup steps.
   __device__ __forceinline__ void copy(uint4* staged) {
     if (!from) return;
 #pragma unroll
-    for (int i = 0; i < 4 * kDepth / kEvery; ++i) {
+    for (int i = 0; i < 4 * kGroup / kEvery; ++i) {
       if (word + i * kEvery < left)
         copy_async(staged + threadIdx.x + i * kFfnThreads, from + i * (kEvery * 4));
     }
-    from += 4 * kDepth * 4;
-    left -= 4 * kDepth;
+    from += 4 * kGroup * 4;
+    left -= 4 * kGroup;
   }
 };
-static_assert(4 * kDepth % Copier<8>::kEvery == 0);
+static_assert(4 * kGroup % Copier<8>::kEvery == 0);
 
 // Sums of sixteen weight rows of a warp with all rows of the tile. Every thread of the block takes part.
+//
+// Copies of weights and of x are waited for in the order in which they were asked for: the ring's first steps; x of the
+// first chunk; then in each chunk x of the next one and, after each step, the weights of the step kRing on. So kRing
+// groups are younger than a step's weights (in the first chunk one more, where waiting for kRing is too much, but right),
+// and the weights of a chunk's first step are younger than its x, except in the first chunk.
 template <int kColumns>
-__device__ __forceinline__ void multiply_rounded(WeightStream& stream, Copier<kColumns>& copier,
-                                                 uint4* staged, int steps, float (&acc)[kColumns / 8][4]) {
-  constexpr int kChunk = kDepth * 16 * kColumns;
+__device__ __forceinline__ void multiply_rounded(Stream& stream, Copier<kColumns>& copier, uint4* staged,
+                                                 int steps, float (&acc)[kColumns / 8][4]) {
+  constexpr int kChunk = kGroup * 16 * kColumns;
 #pragma unroll
   for (int n = 0; n < kColumns / 8; ++n) acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0;
   copier.copy(staged);
   commit_copies();
   int buffer = 0;
-  for (int first = 0; first < steps; first += kDepth) {
+  for (int first = 0; first < steps; first += kGroup) {
     copier.copy(staged + (buffer ^ 1) * kChunk);
     commit_copies();
-    wait_copies<1>();
+    if (first == 0) {
+      wait_copies<1>();
+    } else {
+      wait_copies<kRing>();
+    }
     __syncthreads();
     const uint4* here = staged + buffer * kChunk + threadIdx.x % kWarp;
+    uint32_t s[kGroup][2];
+    stream.take_scales(s);
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+    for (int d = 0; d < kGroup; ++d) {
       if (first + d < steps) {
-        multiply_step<kColumns, false>(stream.q[d], stream.s[d], here + d * (kColumns * 16), acc);
-        stream.fetch(d);
+        uint4 q[2];
+        stream.take<kRing>(d, q);
+        multiply_step<kColumns, false>(q, s[d], here + d * (kColumns * 16), acc);
+        stream.copy(d);
       }
     }
     stream.advance();
@@ -148,8 +156,7 @@ __device__ __forceinline__ void load_rows(const RoundedArgs& a, const ExpertTile
 template <int kColumns>
 __device__ __forceinline__ void finish_gate_up(const RoundedArgs& a, const ExpertTile& tile,
                                                const Weight& gate, const Weight& up, int channel,
-                                               WeightStream& stream, uint4* staged,
-                                               const RoundedShared& shared) {
+                                               Stream& stream, uint4* staged, const RoundedShared& shared) {
   const ExpertFfnParams& p = a.ffn.p;
   Copier<kColumns> copier;
   copier.open(a.x, shared.row, tile.rows);
@@ -171,7 +178,7 @@ __device__ __forceinline__ void finish_gate_up(const RoundedArgs& a, const Exper
 
 template <int kColumns>
 __device__ __forceinline__ void finish_down(const RoundedArgs& a, const ExpertTile& tile, const Weight& down,
-                                            int output, WeightStream& stream, uint4* staged,
+                                            int output, Stream& stream, uint4* staged,
                                             const RoundedShared& shared) {
   const ExpertFfnParams& p = a.ffn.p;
   Copier<kColumns> copier;
@@ -208,10 +215,10 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
     plain_gate_up(a.ffn, tile, channel);
     return;
   }
-  WeightStream stream;
+  Stream stream;
   const int row = min(channel + g, a.ffn.p.inner - 1);
-  stream.open(gate, row, up, row);
-  stream.ask_ahead(gate.in);
+  stream.open(gate, row, up, row, staged + 2 * kChunkUnits);
+  stream.ask_ahead(gate.in, a.ffn.p.inner - row);
   load_rows(a, tile, false, shared);
   if (tile.rows <= 8) {
     finish_gate_up<8>(a, tile, gate, up, channel + g, stream, staged, shared);
@@ -245,9 +252,10 @@ __global__ void __launch_bounds__(kFfnThreads, 2)
     plain_down(a.ffn, tile, output);
     return;
   }
-  WeightStream stream;
-  stream.open(down, min(output + g, hidden - 1), down, min(output + g + 8, hidden - 1));
-  stream.ask_ahead(down.in);
+  Stream stream;
+  const int row = min(output + g, hidden - 1);
+  stream.open(down, row, down, min(output + g + 8, hidden - 1), staged + 2 * kChunkUnits);
+  stream.ask_ahead(down.in, hidden - row);
   wait_for_previous();
   start_next();
   load_rows(a, tile, true, shared);
@@ -276,12 +284,12 @@ void expert_ffn_rounded(const ExpertFfnParams& p, Exec& exec) {
   const int hidden_blocks = (p.hidden + kFfnWarps * kOutputs - 1) / (kFfnWarps * kOutputs);
   launch("expert_ffn", round_rows, p.rows, kFfnThreads, 0, exec, p.x, p.ldx, p.hidden,
          static_cast<const int32_t*>(nullptr), a.x);
-  launch("expert_ffn", gate_up_rounded, static_cast<unsigned>(tiles * inner_blocks), kFfnThreads, kChunkBytes,
-         exec, a, inner_blocks);
+  launch("expert_ffn", gate_up_rounded, static_cast<unsigned>(tiles * inner_blocks), kFfnThreads,
+         kChunkBytes + Stream::kBytes, exec, a, inner_blocks);
   launch("expert_ffn", round_rows, static_cast<unsigned>(pairs), kFfnThreads, 0, exec,
          static_cast<const float*>(a.ffn.act), int64_t{p.inner}, p.inner, p.id, a.act);
-  launch("expert_ffn", down_rounded, static_cast<unsigned>(tiles * hidden_blocks), kFfnThreads, kChunkBytes,
-         exec, a, hidden_blocks);
+  launch("expert_ffn", down_rounded, static_cast<unsigned>(tiles * hidden_blocks), kFfnThreads,
+         kChunkBytes + Stream::kBytes, exec, a, hidden_blocks);
 }
 
 }  // namespace rocket::cuda

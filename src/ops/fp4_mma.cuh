@@ -1,10 +1,10 @@
 // Products with NVFP4 weights on tensor cores.
 //
-// A warp multiplies sixteen weight rows with tiles of eight columns by mma.sync m16n8k16: weights are the A side,
-// straight from global memory into registers, each lane decoding what it loaded. An E2M1 value times its E4M3 block
-// scale has at most six significant bits and is a multiple of 2^-24 after the factor 2^-14 that decoding leaves, so the
-// product is exact in float16. Activations are the B side, from shared memory, in float16 after a power of two for each
-// row that brings the row's largest magnitude into [2^14, 2^15):
+// A warp multiplies sixteen weight rows with tiles of eight columns by mma.sync m16n8k16: weights are the A side, each
+// lane decoding what it copied itself. An E2M1 value times its E4M3 block scale has at most six significant bits and is
+// a multiple of 2^-24 after the factor 2^-14 that decoding leaves, so the product is exact in float16. Activations are
+// the B side, from shared memory, in float16 after a power of two for each row that brings the row's largest magnitude
+// into [2^14, 2^15):
 //   exact rows   two columns for each, x = high + low, which keeps x to half a unit of 2^-22 of itself (float32: 2^-23)
 //                or to 2^-39 of the row's largest: less than float32 products lose in the sum. One product is exact
 //                in the tensor core; its sums are cut off, so only four in a row are made there, then added in float32.
@@ -25,7 +25,7 @@ namespace rocket::cuda {
 constexpr int kFfnThreads = 256;
 constexpr int kFfnWarps = kFfnThreads / kWarp;
 constexpr int kStep = 128;     // columns of x
-constexpr int kDepth = 4;      // steps of weights in flight for each lane
+constexpr int kGroup = 4;      // steps whose scales a lane loads together
 constexpr int kExactRows = 4;  // rows of a tile, two columns each
 
 // Whether lanes can load this weight in 16 bytes of nibbles with two bytes of scales. All fields are asked for at once.
@@ -35,16 +35,24 @@ __device__ __forceinline__ bool loads_whole(const Weight& w) {
          (reinterpret_cast<uintptr_t>(w.block_scale) % 2 == 0);
 }
 
+// Bit 7 of each byte from a, the others from b, in one instruction.
+__device__ __forceinline__ uint32_t upper_bits(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, 0x80808080, 0xe4;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 // Eight nibbles to float16 times 2^-14: out[0] columns 0 and 4, then 2 and 6, 1 and 5, 3 and 7. A nibble's sign goes to
 // bit 15 of a float16, its exponent and mantissa bits to bits 11 to 9 (subnormals come out right): all of it lies in the
-// upper byte, so that a byte permutation spreads four bytes into two pairs.
+// upper byte. So four nibbles become such bytes together, which then go out two at a time. Logic and byte permutations
+// share one half-rate pipeline, which limits this; shifts to the left are multiplications beside it.
 __device__ __forceinline__ void decode_fp4(uint32_t word, uint32_t (&out)[4]) {
-  const uint32_t even = ((word << 1) & 0x0e0e0e0eu) | ((word << 4) & 0x80808080u);
-  const uint32_t odd = ((word >> 3) & 0x0e0e0e0eu) | (word & 0x80808080u);
-  out[0] = __byte_perm(even, 0, 0x2404);
-  out[1] = __byte_perm(even, 0, 0x3414);
-  out[2] = __byte_perm(odd, 0, 0x2404);
-  out[3] = __byte_perm(odd, 0, 0x3414);
+  constexpr uint32_t kUsed = 0x8e008e00u;
+  const uint32_t even = upper_bits(word << 4, word << 1), odd = upper_bits(word, word >> 3);
+  out[0] = (even << 8) & kUsed;
+  out[1] = even & kUsed;
+  out[2] = (odd << 8) & kUsed;
+  out[3] = odd & kUsed;
 }
 
 __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b) {
@@ -63,13 +71,6 @@ __device__ __forceinline__ uint32_t e4m3_halves(uint32_t codes) {
 }
 
 // Lanes walk along their rows, so the second-level cache may fetch ahead.
-__device__ __forceinline__ uint4 load_nibbles(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
 __device__ __forceinline__ uint32_t load_two_scales(const void* p) {
   uint16_t v;
   asm volatile("ld.global.nc.L2::256B.u16 %0, [%1];" : "=h"(v) : "l"(p));
@@ -87,66 +88,125 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Asks for `bytes` (a multiple of 16) from a 16-byte aligned address on to be brought into the second-level cache.
+// Asks for `bytes` (a multiple of 16) from a 16-byte aligned address on to be brought into the second-level cache. For
+// one lane: the lanes of a warp would take turns.
 __device__ __forceinline__ void prefetch_bytes(const void* p, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 }
 
-// A lane's part of sixteen weight rows: its two rows, kDepth steps in flight. Where a row has no columns left, a lane
-// keeps what it loaded before from the same row: x is zero there, and a NaN scale makes the row's sum NaN anyhow.
-struct WeightStream {
-  const char* data[2];  // of the step that place 0 holds
-  const char* scale[2];
-  int steps;  // that this lane has columns in, counted from the step that place 0 holds
-  uint4 q[kDepth][2];
-  uint32_t s[kDepth][2];
+// 16 bytes of weights into shared memory past the first-level cache.
+__device__ __forceinline__ void copy_weights(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLeft>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
 
-  // Row a of one weight and row b of another or the same; both load whole, and are of one width.
-  __device__ __forceinline__ void open(const Weight& wa, int64_t a, const Weight& wb, int64_t b) {
-    const int t = threadIdx.x % 4;
+// A lane's part of sixteen weight rows, its two rows. Nibbles come through a ring of copies into shared memory, kStages
+// steps deep, each lane reading what it copied itself. Copies, unlike loads into registers, are waited for in the order
+// in which they were asked for: the compiler gives the loads of a loop one counter to wait for, and with it each round
+// would wait for the youngest load. So the scales, which are too small for copies, are loaded a whole group ahead.
+//
+// Where a row has no columns left, a lane keeps what it had: x is zero there, nibbles are always finite, and scales are
+// zero or from the same row, where a NaN makes the row's sum NaN anyhow.
+template <int kStages>
+struct WeightStream {
+  static_assert(kStages % kGroup == 0);
+  static constexpr int kSlotBytes = 2 * kWarp * 16;                // of a warp and a step
+  static constexpr int kBytes = kFfnWarps * kStages * kSlotBytes;  // of a block
+  static constexpr int64_t kAhead = 4096;                          // see ask_ahead()
+
+  const char* data[2];   // of the first step of the group to copy next
+  const char* scale[2];  // of the group to load next
+  int data_left;         // steps that this lane has columns in, counted from these
+  int scale_left;
+  uint32_t next[kGroup][2];
+  uint32_t ring;  // this lane's place in the warp's first slot
+  uint32_t at;    // of the group to take next, from there
+
+  // Row a of one weight and row b of another or the same; both load whole, and are of one width. `memory`: kBytes.
+  __device__ __forceinline__ void open(const Weight& wa, int64_t a, const Weight& wb, int64_t b,
+                                       void* memory) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, t = lane % 4;
     const int64_t in = wa.in;
     data[0] = static_cast<const char*>(wa.data) + a * (in / 2) + t * 16;
     data[1] = static_cast<const char*>(wb.data) + b * (in / 2) + t * 16;
     scale[0] = static_cast<const char*>(wa.block_scale) + a * (in / 16) + t * 2;
     scale[1] = static_cast<const char*>(wb.block_scale) + b * (in / 16) + t * 2;
-    steps = (static_cast<int>(in / 32) - t + 3) / 4;
+    data_left = scale_left = (static_cast<int>(in / 32) - t + 3) / 4;
+    ring =
+        static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + warp * (kStages * kSlotBytes) + lane * 16;
+    at = 0;
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      const int step = d < steps ? d : 0, chunk = 4 * step + (step < steps ? 0 : -t);
+    for (int g = 0; g < kStages / kGroup; ++g) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        q[d][i] = load_nibbles(data[i] + chunk * 16);
-        s[d][i] = load_two_scales(scale[i] + chunk * 2);
-      }
+      for (int d = 0; d < kGroup; ++d) copy(d);
+      advance();
     }
+#pragma unroll
+    for (int d = 0; d < kGroup; ++d) next[d][0] = next[d][1] = 0;
+    load_scales();
   }
 
-  // Asks for the next bytes of the warp's rows, so that the memory is busy until the first products are made: while x
-  // is staged, or while the kernel before drains.
-  __device__ __forceinline__ void ask_ahead(int64_t in) const {
-    constexpr int64_t kFirst = kDepth * 64, kAhead = 512;
-    const int64_t left = in / 2 - kFirst;
-    if (threadIdx.x % 4 != 0 || left <= 0) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      prefetch_bytes(data[i] + kFirst, static_cast<uint32_t>(left < kAhead ? left : kAhead));
+  // Asks for more of the warp's rows a, whole ones, which lie one behind the other, so that the memory is busy until the
+  // first products are made. Right after open(). `rows`: of the weight from this lane's row a on.
+  __device__ __forceinline__ void ask_ahead(int64_t in, int rows) const {
+    const int64_t left = min(rows, 8) * (in / 2) - kStages * 64;
+    if (threadIdx.x % kWarp == 0 && left > 0)
+      prefetch_bytes(data[0], static_cast<uint32_t>(min(left, kAhead)));
   }
 
-  // Place d gets its next step, kDepth on.
-  __device__ __forceinline__ void fetch(int d) {
-    if (kDepth + d < steps) {
+  // Step d of the group to copy next, into the place of step d of the group that is being taken. A group of copies of
+  // its own, be it empty.
+  __device__ __forceinline__ void copy(int d) {
+    if (d < data_left) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        q[d][i] = load_nibbles(data[i] + (kDepth + d) * 64);
-        s[d][i] = load_two_scales(scale[i] + (kDepth + d) * 8);
-      }
+      for (int i = 0; i < 2; ++i)
+        copy_weights(ring + at + d * kSlotBytes + i * (kSlotBytes / 2), data[i] + d * 64);
     }
+    commit_copies();
   }
-  // After all places.
+  // After all steps of a group.
   __device__ __forceinline__ void advance() {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) data[i] += kDepth * 64, scale[i] += kDepth * 8;
-    steps -= kDepth;
+    for (int i = 0; i < 2; ++i) data[i] += kGroup * 64;
+    data_left -= kGroup;
+    at += kGroup * kSlotBytes;
+    if (at == kStages * kSlotBytes) at = 0;
+  }
+  // Step d of the group. kYounger: groups of copies that may have been asked for since.
+  template <int kYounger>
+  __device__ __forceinline__ void take(int d, uint4 (&q)[2]) const {
+    wait_copies<kYounger>();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(q[i].x), "=r"(q[i].y), "=r"(q[i].z), "=r"(q[i].w)
+                   : "r"(ring + at + d * kSlotBytes + i * (kSlotBytes / 2))
+                   : "memory");
+    }
+  }
+  // The scales of a group, and asks for those of the one after.
+  __device__ __forceinline__ void take_scales(uint32_t (&s)[kGroup][2]) {
+#pragma unroll
+    for (int d = 0; d < kGroup; ++d) s[d][0] = next[d][0], s[d][1] = next[d][1];
+    load_scales();
+  }
+  __device__ __forceinline__ void load_scales() {
+#pragma unroll
+    for (int d = 0; d < kGroup; ++d) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (d < scale_left) next[d][i] = load_two_scales(scale[i] + d * 8);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) scale[i] += kGroup * 8;
+    scale_left -= kGroup;
   }
 };
 
