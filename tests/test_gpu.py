@@ -45,7 +45,7 @@ NEAR_TIE = 1e-3
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    tokenizer = Tokenizer.from_file(str(FUEL / "tokenizer.json"))
+    tokenizer = Tokenizer(FUEL)
     return [tokenizer.encode(text) for text in PROMPTS]
 
 
@@ -241,6 +241,7 @@ def test_a_snapshot_goes_from_the_device_to_the_cpu(
     cpu.drop_snapshot("s")
 
 
-def test_too_much_context_is_refused_with_both_sides() -> None:
-    with pytest.raises(_core.PlanError, match=r"needs .* available .*free memory of"):
-        _core.CoreEngine(str(FUEL), backend="cuda", max_context=512, max_streams=65536)
+def test_short_memory_is_refused_with_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKET_DEVICE_MEMORY_LIMIT", "300M")
+    with pytest.raises(_core.PlanError, match=r"needs .* GiB .*available 300.00 MiB \(ROCKET_DEVICE_MEMORY"):
+        _core.CoreEngine(str(FUEL), backend="cuda", max_context=512, max_streams=1000)

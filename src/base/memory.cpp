@@ -109,11 +109,15 @@ MemoryAvailable memory_available() {
         {"memory.current", "memory.max", "memory.stat", "inactive_file"});
   lower(available, cgroup_folders("/sys/fs/cgroup/memory", "memory"),
         {"memory.usage_in_bytes", "memory.limit_in_bytes", "memory.stat", "total_inactive_file"});
-  if (const char* text = std::getenv("ROCKET_MEMORY_LIMIT"); text && *text) {
-    const int64_t limit = parse_bytes(text);
-    if (limit < available.bytes) available = {limit, "ROCKET_MEMORY_LIMIT"};
-  }
+  lower_by_environment(available, "ROCKET_MEMORY_LIMIT");
   return available;
+}
+
+void lower_by_environment(MemoryAvailable& available, const char* variable) {
+  const char* text = std::getenv(variable);
+  if (!text || !*text) return;
+  const int64_t limit = parse_bytes(text);
+  if (limit < available.bytes) available = {limit, variable};
 }
 
 int64_t resident_bytes() {

@@ -14,8 +14,9 @@ struct MemoryAvailable {
 
 // ROCKET_MEMORY_LIMIT (bytes; suffixes K, M, G for powers of 1024) lowers it further, for tests.
 MemoryAvailable memory_available();
-int64_t resident_bytes();  // of this process
-int cgroup_cpu_quota();    // CPUs that the container may use, rounded up; 0 = no limit
+void lower_by_environment(MemoryAvailable& available, const char* variable);  // the same for another variable
+int64_t resident_bytes();                                                     // of this process
+int cgroup_cpu_quota();  // CPUs that the container may use, rounded up; 0 = no limit
 std::string cpu_name();
 
 // "16.62 GiB", "13.50 MiB", "512 B".

@@ -207,10 +207,14 @@ class CudaBackend : public Backend {
   }
 
   MemoryAvailable available() override {
-    if (integrated_) return memory_available();  // shared with the CPU, the page cache counts as free
-    size_t free = 0, total = 0;
-    cuda_check(cudaMemGetInfo(&free, &total), "free memory");
-    return {static_cast<int64_t>(free), "free memory of " + name_};
+    MemoryAvailable available = memory_available();
+    if (!integrated_) {  // else shared with the CPU, and the page cache counts as free
+      size_t free = 0, total = 0;
+      cuda_check(cudaMemGetInfo(&free, &total), "free memory");
+      available = {static_cast<int64_t>(free), "free memory of " + name_};
+    }
+    lower_by_environment(available, "ROCKET_DEVICE_MEMORY_LIMIT");
+    return available;
   }
 
   StepView stage(const StepPlan& plan) override {
