@@ -69,6 +69,22 @@ double decode(Engine& engine, int32_t streams, int steps) {
   return ms[ms.size() / 2];
 }
 
+// Median microseconds that the host takes to issue a step of one stream.
+double issue_us(Engine& engine, int steps) {
+  std::vector<double> us;
+  for (int i = 0; i < steps; ++i) {
+    Row row;
+    row.token = random_tokens(1, engine.info().vocab)[0];
+    row.wants_logits = true;
+    const auto start = Clock::now();
+    engine.step({{row}});
+    us.push_back(ms_since(start) * 1e3);
+    engine.sample(0, {}, 0);
+  }
+  std::sort(us.begin(), us.end());
+  return us[us.size() / 2];
+}
+
 void profile(Engine& engine, int32_t streams, int steps) {
   engine.set_profile(true);
   decode(engine, streams, steps);
@@ -115,6 +131,7 @@ int main(int argc, char** argv) {
       std::printf("\n");
       std::fflush(stdout);
     }
+    std::printf("issuing a step of one stream: %.1f us of the host\n", issue_us(*engine, 32));
     for (const int32_t streams : {1, most}) {
       std::printf("stages of a step of %d, issued call by call:\n", streams);
       profile(*engine, streams, 8);
