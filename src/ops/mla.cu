@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kTile = 32;               // tokens in shared memory, one for each lane
-constexpr int kSplit = 2 * kTile;       // tokens of a split
+static_assert(kSplit % kTile == 0);
 constexpr int64_t kScratch = 72 << 20;  // bytes of partial results in flight
 
 // --- append ---
@@ -50,15 +50,6 @@ __global__ void __launch_bounds__(128) append_kernel(LatentAppendParams p) {
 }
 
 // --- attention ---
-
-// Partial results of a group of rows: of each row, split and head the largest logit, the sum of exponentials relative to
-// it, and the values weighted with these.
-struct Partials {
-  float2* top_sum = nullptr;  // [rows, splits, heads]
-  float* value = nullptr;     // [rows, splits, heads, value_dim]
-  int splits = 0;
-  int first_row = 0;  // of the group
-};
 
 // Shared memory of a block. `work` holds the queries, then the parts of logits that warps add up.
 template <int kHeads>
@@ -110,7 +101,7 @@ __device__ __forceinline__ void load_bf16(float* to, const uint16_t* from, int n
 // Grid: groups of heads, splits, rows. Logits: each lane has a token, each warp a part of the width; values: each thread
 // has 2 * kChunks dimensions of all heads.
 template <int kHeads, int kChunks, bool kBf16, bool kVector>
-__global__ void __launch_bounds__(kThreads, 2) split_kernel(SparseMlaParams p, Partials out) {
+__global__ void __launch_bounds__(kThreads, 2) split_kernel(SparseMlaParams p, MlaPartials out) {
   extern __shared__ __align__(16) unsigned char memory[];
   const Layout<kHeads> layout(p.width);
   float* tile = reinterpret_cast<float*>(memory);
@@ -244,41 +235,106 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(SparseMlaParams p, P
   }
 }
 
-// Joins the splits of a head in order.
-__global__ void __launch_bounds__(128) join_kernel(SparseMlaParams p, Partials in) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  float* share = reinterpret_cast<float*>(memory);  // [splits]
+// --- joining splits ---
+
+constexpr int kGroups = 4, kLanes = 128;     // groups of threads; each adds up every fourth split
+constexpr int kJoinThreads = kGroups * kLanes;
+constexpr int kBatch = 9;                    // splits of a group that are read at once
+
+template <int kN>
+struct Columns {
+  float x[kN];
+};
+template <int kN>
+__device__ __forceinline__ Columns<kN> load_columns(const float* from) {
+  Columns<kN> c;
+  if constexpr (kN == 4) {
+    const float4 v = *reinterpret_cast<const float4*>(from);
+    c.x[0] = v.x;
+    c.x[1] = v.y;
+    c.x[2] = v.z;
+    c.x[3] = v.w;
+  } else {
+    c.x[0] = *from;
+  }
+  return c;
+}
+template <int kN>
+__device__ __forceinline__ void store_columns(float* to, const Columns<kN>& c) {
+  if constexpr (kN == 4) {
+    *reinterpret_cast<float4*>(to) = make_float4(c.x[0], c.x[1], c.x[2], c.x[3]);
+  } else {
+    *to = c.x[0];
+  }
+}
+
+// The first warp: what each split counts, and the sum of all weights.
+__device__ __forceinline__ void find_shares(const float2* part, int64_t step, int splits, float* share,
+                                            float& total) {
+  const int lane = threadIdx.x;
+  float top = -INFINITY, sum = 0;
+  for (int s = lane; s < splits; s += kWarp) top = fmaxf(top, part[s * step].x);
+  top = warp_max(top);
+  for (int s = lane; s < splits; s += kWarp) {
+    const float2 x = part[s * step];
+    const float e = expf(x.x - top);
+    sum = fmaf(x.y, e, sum);
+    share[s] = e;
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) total = sum;
+}
+
+// Joins the splits of a head, a block for each. A thread has kN columns at a time; value_dim is a multiple of kN.
+template <int kN>
+__global__ void __launch_bounds__(kJoinThreads) join_kernel(SparseMlaParams p, MlaPartials in) {
+  extern __shared__ __align__(16) float share[];  // [splits]
+  __shared__ Columns<kN> sum[kGroups - 1][kLanes];
+  __shared__ float total;
   wait_for_previous();
   start_next();
   const int head = blockIdx.x, row = in.first_row + blockIdx.y, count = p.count[row];
-  const int splits = (count + kSplit - 1) / kSplit;
+  const int splits = (count + kSplit - 1) / kSplit, group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   float* o = p.o + row * p.ldo + static_cast<int64_t>(head) * p.value_dim;
-  if (splits == 0) {
-    for (int d = threadIdx.x; d < p.value_dim; d += blockDim.x) o[d] = 0;
-    return;
-  }
   const int64_t first = static_cast<int64_t>(blockIdx.y) * in.splits * p.heads + head;
-  float top = -INFINITY, total = 0;
-  for (int s = 0; s < splits; ++s) top = fmaxf(top, in.top_sum[first + s * p.heads].x);
-  for (int s = 0; s < splits; ++s) {
-    const float2 part = in.top_sum[first + s * p.heads];
-    const float e = expf(part.x - top);
-    total = fmaf(part.y, e, total);
-    if (threadIdx.x == 0) share[s] = e;
-  }
-  __syncthreads();
-  for (int d = threadIdx.x; d < p.value_dim; d += blockDim.x) {
-    float value = 0;
-#pragma unroll 4
-    for (int s = 0; s < splits; ++s) {
-      value = fmaf(in.value[(first + static_cast<int64_t>(s) * p.heads) * p.value_dim + d], share[s], value);
+  const float* value = in.value + first * p.value_dim;
+  const int64_t step = static_cast<int64_t>(p.heads) * p.value_dim;
+  if (threadIdx.x < kWarp) find_shares(in.top_sum + first, p.heads, splits, share, total);
+  for (int begin = 0; begin < p.value_dim; begin += kLanes * kN) {
+    const int d = begin + lane * kN;
+    const bool inside = d < p.value_dim;
+    Columns<kN> mine{};
+    for (int s = group; s == group || s < splits; s += kBatch * kGroups) {
+      Columns<kN> x[kBatch] = {};
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (inside && s + i * kGroups < splits) x[i] = load_columns<kN>(value + (s + i * kGroups) * step + d);
+      }
+      if (begin == 0 && s == group) __syncthreads();  // for the shares
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (s + i * kGroups >= splits) break;
+#pragma unroll
+        for (int k = 0; k < kN; ++k) mine.x[k] = fmaf(x[i].x[k], share[s + i * kGroups], mine.x[k]);
+      }
     }
-    o[d] = value / total;
+    if (group > 0) sum[group - 1][lane] = mine;
+    __syncthreads();
+    if (group == 0 && inside) {
+#pragma unroll
+      for (int k = 0; k < kN; ++k) {
+#pragma unroll
+        for (int g = 1; g < kGroups; ++g) mine.x[k] += sum[g - 1][lane].x[k];
+        mine.x[k] = splits > 0 ? mine.x[k] / total : 0.0f;
+      }
+      store_columns<kN>(o + d, mine);
+    }
+    __syncthreads();
   }
 }
 
 template <int kHeads, int kChunks>
-void split(const SparseMlaParams& p, const Partials& partials, int rows, bool vector, Exec& exec) {
+void split(const SparseMlaParams& p, const MlaPartials& partials, int rows, bool vector, Exec& exec) {
   const dim3 grid(static_cast<unsigned>((p.heads + kHeads - 1) / kHeads),
                   static_cast<unsigned>(partials.splits), static_cast<unsigned>(rows));
   auto* kernel =
@@ -309,21 +365,24 @@ void sparse_mla(const SparseMlaParams& p, Exec& exec) {
   const int64_t fit = kScratch / static_cast<int64_t>(sizeof(float)) / (row_floats > 0 ? row_floats : 1);
   const int64_t group = fit < 1 ? 1 : fit < p.rows ? fit : p.rows;
   ArenaScope scope(*exec.scratch);
-  Partials partials;
+  MlaPartials partials;
   partials.splits = static_cast<int>(splits);
   partials.top_sum = exec.scratch->take<float2>(group * splits * p.heads);
   partials.value = exec.scratch->take<float>(group * splits * p.heads * p.value_dim);
   if (exec.measure || p.rows == 0) return;
   const bool vector = aligned_rows(p.cache) && p.width % 4 == 0 && p.ldq % 4 == 0 && aligned16(p.q);
+  const bool wide = p.value_dim % 4 == 0 && p.ldo % 4 == 0 && aligned16(p.o);
   for (int64_t first = 0; first < p.rows; first += group) {
     const int rows = static_cast<int>(first + group < p.rows ? group : p.rows - first);
     partials.first_row = static_cast<int>(first);
-    if (p.width <= kNarrow) {
+    if (sparse_mla_decode(p, partials, rows, exec)) {
+    } else if (p.width <= kNarrow) {
       split<16, 1>(p, partials, rows, vector, exec);
     } else {
       split<8, 2>(p, partials, rows, vector, exec);
     }
-    launch("sparse_mla", join_kernel, dim3(static_cast<unsigned>(p.heads), static_cast<unsigned>(rows)), 128,
+    launch("sparse_mla", wide ? join_kernel<4> : join_kernel<1>,
+           dim3(static_cast<unsigned>(p.heads), static_cast<unsigned>(rows)), kJoinThreads,
            static_cast<size_t>(splits) * sizeof(float), exec, p, partials);
   }
 }

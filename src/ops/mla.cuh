@@ -35,6 +35,19 @@ __device__ __forceinline__ const char* latent_row(const PagedRows& cache, bool b
               : reinterpret_cast<const char*>(cache.row(token));
 }
 
+constexpr int kSplit = 64;  // tokens of a split in exact mode
+
+// Partial results of a group of rows: of each row, split and head the largest logit, the sum of exponentials relative to
+// it, and the values weighted with these.
+struct MlaPartials {
+  float2* top_sum = nullptr;  // [rows, splits, heads]
+  float* value = nullptr;     // [rows, splits, heads, value_dim]
+  int splits = 0;
+  int first_row = 0;  // of the group
+};
+
+// mla_decode.cu: the splits of `rows` rows, for the shapes that it has; false where it has none.
+bool sparse_mla_decode(const SparseMlaParams& p, const MlaPartials& partials, int rows, Exec& exec);
 // mla_prefill.cu: by tensor cores, for the shapes that it has; false where it has none.
 bool sparse_mla_tensor(const SparseMlaParams& p, Exec& exec);
 
