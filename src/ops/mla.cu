@@ -10,7 +10,7 @@ namespace rocket::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kTile = 32;               // tokens in shared memory, one for each lane
+constexpr int kTile = 32;  // tokens in shared memory, one for each lane
 static_assert(kSplit % kTile == 0);
 constexpr int64_t kScratch = 72 << 20;  // bytes of partial results in flight
 
@@ -237,9 +237,9 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(SparseMlaParams p, M
 
 // --- joining splits ---
 
-constexpr int kGroups = 4, kLanes = 128;     // groups of threads; each adds up every fourth split
+constexpr int kGroups = 4, kLanes = 128;  // groups of threads; each adds up every fourth split
 constexpr int kJoinThreads = kGroups * kLanes;
-constexpr int kBatch = 9;                    // splits of a group that are read at once
+constexpr int kBatch = 9;  // splits of a group that are read at once
 
 template <int kN>
 struct Columns {
@@ -375,11 +375,12 @@ void sparse_mla(const SparseMlaParams& p, Exec& exec) {
   for (int64_t first = 0; first < p.rows; first += group) {
     const int rows = static_cast<int>(first + group < p.rows ? group : p.rows - first);
     partials.first_row = static_cast<int>(first);
-    if (sparse_mla_decode(p, partials, rows, exec)) {
-    } else if (p.width <= kNarrow) {
-      split<16, 1>(p, partials, rows, vector, exec);
-    } else {
-      split<8, 2>(p, partials, rows, vector, exec);
+    if (!sparse_mla_decode(p, partials, rows, exec)) {
+      if (p.width <= kNarrow) {
+        split<16, 1>(p, partials, rows, vector, exec);
+      } else {
+        split<8, 2>(p, partials, rows, vector, exec);
+      }
     }
     launch("sparse_mla", wide ? join_kernel<4> : join_kernel<1>,
            dim3(static_cast<unsigned>(p.heads), static_cast<unsigned>(rows)), kJoinThreads,

@@ -12,10 +12,10 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kHeads = 16, kTile = 16, kDim = 512;  // heads of a block, tokens of a tile, width and value_dim
 constexpr int kTiles = kSplit / kTile;
-constexpr int kOwn = kDim / kWarps;   // columns of a warp
-constexpr int kWeightStride = 20;     // of heads: lanes read a product's operand from all banks
-constexpr int kColumns = kOwn / 8;    // results of the values' product, eight columns each
-constexpr int kSteps = kOwn / 8;      // of the logits' product
+constexpr int kOwn = kDim / kWarps;  // columns of a warp
+constexpr int kWeightStride = 20;    // of heads: lanes read a product's operand from all banks
+constexpr int kColumns = kOwn / 8;   // results of the values' product, eight columns each
+constexpr int kSteps = kOwn / 8;     // of the logits' product
 static_assert(kThreads == kHeads * kTile && kSplit == 2 * kWarp);
 
 // A tile's rows are two pieces of 16 bytes longer than they need be: lanes that read neighbouring rows meet all banks.
@@ -39,37 +39,37 @@ __device__ __forceinline__ int token_of(int n) {
 // The numbers in 16 bytes of a row.
 template <bool kBf16>
 struct Piece {
-  float x[Shared<kBf16>::kPiece];
-  __device__ __forceinline__ explicit Piece(const uint4& v) {
-    const uint32_t word[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kBf16) {
-        x[2 * i] = bf16_low(word[i]);
-        x[2 * i + 1] = bf16_high(word[i]);
-      } else {
-        x[i] = __uint_as_float(word[i]);
-      }
-    }
+  uint32_t word[4];
+  __device__ __forceinline__ explicit Piece(const uint4& v) : word{v.x, v.y, v.z, v.w} {}
+  __device__ __forceinline__ float operator[](int i) const {
+    if constexpr (kBf16) return i % 2 ? bf16_high(word[i / 2]) : bf16_low(word[i / 2]);
+    return __uint_as_float(word[i % 4]);
   }
 };
 
-// c += a * b; a is cut already. Bfloat16 numbers are not cut.
+// small + large += a * b; a is cut already. Bfloat16 numbers are not cut.
 template <bool kBf16>
-__device__ __forceinline__ void multiply_exactly(float (&large)[4], float (&small)[4],
-                                                 const uint32_t (&high)[4], const uint32_t (&low)[4],
-                                                 float b0, float b1) {
+__device__ __forceinline__ void multiply_small(float (&small)[4], const uint32_t (&high)[4],
+                                               const uint32_t (&low)[4], float b0, float b1) {
   if constexpr (kBf16) {
     multiply_tf32(small, low, __float_as_uint(b0), __float_as_uint(b1));
-    multiply_tf32(large, high, __float_as_uint(b0), __float_as_uint(b1));
   } else {
     uint32_t high0, low0, high1, low1;
     cut(b0, high0, low0);
     cut(b1, high1, low1);
     multiply_tf32(small, low, high0, high1);
-    multiply_tf32(large, high, high0, high1);
     multiply_tf32(small, high, low0, low1);
   }
+}
+template <bool kBf16>
+__device__ __forceinline__ void multiply_large(float (&large)[4], const uint32_t (&high)[4], float b0,
+                                               float b1) {
+  uint32_t high0 = __float_as_uint(b0), high1 = __float_as_uint(b1), rest;
+  if constexpr (!kBf16) {
+    cut(b0, high0, rest);
+    cut(b1, high1, rest);
+  }
+  multiply_tf32(large, high, high0, high1);
 }
 
 // Where the split's tokens lie: lane l has tokens l and l + 32.
@@ -91,8 +91,8 @@ struct Rows {
 #pragma unroll
     for (int i = 0; i < kTile / kAtOnce; ++i) {
       const int t = i * kAtOnce + lane / kPieces;
-      const auto* from = reinterpret_cast<const char*>(
-          __shfl_sync(0xffffffffu, mine, (tile * kTile + t) % kWarp));
+      const auto* from =
+          reinterpret_cast<const char*>(__shfl_sync(0xffffffffu, mine, (tile * kTile + t) % kWarp));
       uint4* out = to + t * Shared<kBf16>::kStride + piece;
       if (from) {
         copy_async(out, from + 16 * piece);
@@ -107,7 +107,7 @@ struct Rows {
 // The warp's columns of the block's queries, as a product takes them: product s multiplies the columns that lanes find at
 // places 2s and 2s + 1 of what they read of a row.
 struct Queries {
-  uint32_t high[kSteps][4], low[kSteps][4];
+  float x[kSteps][4];  // cut where they are used: the pieces would take twice the registers
 
   template <bool kBf16>
   __device__ __forceinline__ void load(const float* q, int heads) {
@@ -119,16 +119,22 @@ struct Queries {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int head = lane / 4 + 8 * half;
-        float4 x = make_float4(0, 0, 0, 0);
-        if (head < heads) x = *reinterpret_cast<const float4*>(q + head * kDim + at);
-        cut(x.x, high[2 * i][half], low[2 * i][half]);
-        cut(x.y, high[2 * i][2 + half], low[2 * i][2 + half]);
-        cut(x.z, high[2 * i + 1][half], low[2 * i + 1][half]);
-        cut(x.w, high[2 * i + 1][2 + half], low[2 * i + 1][2 + half]);
+        float4 v = make_float4(0, 0, 0, 0);
+        if (head < heads) v = *reinterpret_cast<const float4*>(q + head * kDim + at);
+        x[2 * i][half] = v.x;
+        x[2 * i][2 + half] = v.y;
+        x[2 * i + 1][half] = v.z;
+        x[2 * i + 1][2 + half] = v.w;
       }
     }
   }
 };
+
+// The same number, but what follows from it is not computed ahead, outside of a loop.
+__device__ __forceinline__ float here(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
 
 // The warp's part of the tile's logits.
 template <bool kBf16>
@@ -139,14 +145,17 @@ __device__ __forceinline__ void logits(Shared<kBf16>& s, const Queries& q, const
   float large[kGroups][4] = {}, small[kGroups][4] = {};
 #pragma unroll
   for (int i = 0; i < S::kOwnPieces / 4; ++i) {
+    const uint4* at = tile + token_of(lane / 4) * S::kStride + warp * S::kOwnPieces + 4 * i + lane % 4;
+    const Piece<kBf16> k[kGroups] = {Piece<kBf16>(at[0]), Piece<kBf16>(at[8 * S::kStride])};
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const int at = (8 * g + token_of(lane / 4)) * S::kStride + warp * S::kOwnPieces + 4 * i + lane % 4;
-      const Piece<kBf16> k(tile[at]);
+    for (int j = 0; j < S::kPiece / 2; ++j) {
+      uint32_t high[4], low[4];
 #pragma unroll
-      for (int j = 0; j < S::kPiece / 2; ++j) {
-        const int step = i * S::kPiece / 2 + j;
-        multiply_exactly<kBf16>(large[g], small[g], q.high[step], q.low[step], k.x[2 * j], k.x[2 * j + 1]);
+      for (int e = 0; e < 4; ++e) cut(here(q.x[i * S::kPiece / 2 + j][e]), high[e], low[e]);
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        multiply_small<kBf16>(small[g], high, low, k[g][2 * j], k[g][2 * j + 1]);
+        multiply_large<kBf16>(large[g], high, k[g][2 * j], k[g][2 * j + 1]);
       }
     }
   }
@@ -203,22 +212,21 @@ __device__ __forceinline__ void values(float (&o)[kColumns][4], const Shared<kBf
   const float keep[2] = {s.keep[g], s.keep[g + 8]};
 #pragma unroll
   for (int i = 0; i < S::kOwnPieces / 8; ++i) {
-    float large[S::kPiece][4] = {}, small[S::kPiece][4] = {};
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const uint4* at = tile + (8 * h + j) * S::kStride + warp * S::kOwnPieces + 8 * i + g;
-      const Piece<kBf16> a(at[0]), b(at[4 * S::kStride]);
-#pragma unroll
-      for (int c = 0; c < S::kPiece; ++c) {
-        multiply_exactly<kBf16>(large[c], small[c], high[h], low[h], a.x[c], b.x[c]);
-      }
-    }
+    const uint4* at = tile + j * S::kStride + warp * S::kOwnPieces + 8 * i + g;
+    const Piece<kBf16> v[kTile / 4] = {Piece<kBf16>(at[0]), Piece<kBf16>(at[4 * S::kStride]),
+                                       Piece<kBf16>(at[8 * S::kStride]), Piece<kBf16>(at[12 * S::kStride])};
 #pragma unroll
     for (int c = 0; c < S::kPiece; ++c) {
+      float sum[4] = {};  // the small ones first
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h)
+        multiply_small<kBf16>(sum, high[h], low[h], v[2 * h][c], v[2 * h + 1][c]);
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) multiply_large<kBf16>(sum, high[h], v[2 * h][c], v[2 * h + 1][c]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         float& to = o[i * S::kPiece + c][k];
-        to = fmaf(to, keep[k / 2], large[c][k] + small[c][k]);
+        to = fmaf(to, keep[k / 2], sum[k]);
       }
     }
   }
@@ -226,7 +234,7 @@ __device__ __forceinline__ void values(float (&o)[kColumns][4], const Shared<kBf
 
 // Grid: groups of heads, splits, rows.
 template <bool kBf16>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 2)
     decode_kernel(const __grid_constant__ SparseMlaParams p, const MlaPartials out) {
   using S = Shared<kBf16>;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -266,7 +274,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const int64_t at = (static_cast<int64_t>(blockIdx.z) * out.splits + blockIdx.y) * p.heads + head;
   const int own = threadIdx.x / kTile;
-  if (threadIdx.x % kTile == 0 && own < heads) out.top_sum[at + own] = make_float2(softmax.top, softmax.total);
+  if (threadIdx.x % kTile == 0 && own < heads)
+    out.top_sum[at + own] = make_float2(softmax.top, softmax.total);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int h = lane / 4 + 8 * half;

@@ -15,7 +15,8 @@ __device__ __forceinline__ void cut(float x, uint32_t& high, uint32_t& low) {
 
 // c += a * b for 16 x 8 times 8 x 8. With g = lane / 4 and j = lane % 4 a lane has of a: (g, j), (g + 8, j), (g, j + 4),
 // (g + 8, j + 4); of b: (j, g), (j + 4, g); of c: (g, 2j), (g, 2j + 1), (g + 8, 2j), (g + 8, 2j + 1).
-__device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                              uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
