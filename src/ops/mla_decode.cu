@@ -130,12 +130,6 @@ struct Queries {
   }
 };
 
-// The same number, but what follows from it is not computed ahead, outside of a loop.
-__device__ __forceinline__ float here(float x) {
-  asm volatile("" : "+f"(x));
-  return x;
-}
-
 // The warp's part of the tile's logits.
 template <bool kBf16>
 __device__ __forceinline__ void logits(Shared<kBf16>& s, const Queries& q, const uint4* tile) {

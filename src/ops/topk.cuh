@@ -40,6 +40,7 @@ struct SelectShared {
   uint32_t count[kSelectBins];
   uint32_t scan[kSelectThreads / kWarp];
   Threshold found;
+  bool all;  // of a bin that the threshold lies in: whether it is taken whole
 };
 
 // keys(i) is key i, 0 < k < n. All threads of a block of kSelectThreads call it and get the same answer. Radix selection:
