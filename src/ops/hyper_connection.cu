@@ -430,12 +430,12 @@ void hyper_pre(const HyperPreParams& p, Exec& exec) {
   float* partial = exec.scratch->take<float>(p.rows * (p.fn.out + 1) * most);
   if (exec.measure) return;
   // Longer slices, with their own order of sums, where a row's bits may depend on the kind of step.
-  constexpr int kLong = 4;
+  constexpr int kLong = kMixSlice / kSlice;
   const int slices = static_cast<int>(exec.tensor_cores ? (most + kLong - 1) / kLong : most);
   const bool bf16 = p.fn.format == WeightFormat::kBF16;
   const auto mix = exec.tensor_cores ? (bf16 ? launch_mix<true, kLong> : launch_mix<false, kLong>)
                                      : (bf16 ? launch_mix<true, 1> : launch_mix<false, 1>);
-  mix(p, partial, slices, exec);
+  if (!exec.tensor_cores || !hyper_mix_tensor(p, partial, slices, exec)) mix(p, partial, slices, exec);
   const bool vector =
       quads_aligned(p.x, p.hidden) && quads_aligned(p.y, p.hidden) && quads_aligned(p.norm_weight, p.hidden);
   const auto finish = p.streams == 4 ? (vector ? finish_kernel<4, true> : finish_kernel<4, false>)
