@@ -238,8 +238,12 @@ __device__ __forceinline__ void sinkhorn(const float (&row)[kN], const float (&c
   r = 1;
   c = half_step(column, r, column_denominator);
   for (int i = 1; i < iters; ++i) {
+    const float row_before = row_denominator, column_before = column_denominator;
     r = half_step(row, c, row_denominator);
     c = half_step(column, r, column_denominator);
+    // Where nothing changes any more, nothing will.
+    const bool still = row_denominator == row_before && column_denominator == column_before;
+    if (i % 4 == 0 && __all_sync(0xffffffffu, still)) break;
   }
 }
 
@@ -252,13 +256,12 @@ struct MixerShared {
 
 // One warp. sum: the mix logits before their scale r.
 template <int kN>
-__device__ __forceinline__ void write_coefficients(const HyperPreParams& p, int64_t row, MixerShared& shared,
-                                                   float r) {
+__device__ __forceinline__ void write_comb(const HyperPreParams& p, int64_t row, MixerShared& shared,
+                                           float r) {
   const int lane = threadIdx.x % kWarp, n = p.streams;
   const float *sum = shared.sum, *base = shared.base;
   float* matrix = shared.matrix;
   if (lane < n) {
-    p.post[row * n + lane] = 2.0f * sigmoid(fmaf(shared.scale[1], sum[n + lane] * r, base[n + lane]));
     float z[kN], top = -INFINITY, total = 0;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
@@ -271,9 +274,10 @@ __device__ __forceinline__ void write_coefficients(const HyperPreParams& p, int6
     for (int j = 0; j < kN; ++j) {
       if (j < n) total += z[j] = expf(z[j] - top);
     }
+    const float share = 1.0f / total;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      if (j < n) matrix[lane * kMaxStreams + j] = z[j] / total + p.hc_eps;
+      if (j < n) matrix[lane * kMaxStreams + j] = fmaf(z[j], share, p.hc_eps);
     }
   }
   __syncwarp();
@@ -317,10 +321,18 @@ __device__ __forceinline__ void mixer(const HyperPreParams& p, int64_t row, cons
   }
   __syncwarp();
   asm volatile("bar.sync 1, %0;" ::"n"(kMixerWarps * kWarp) : "memory");
-  if (warp != 0) return;
+  if (warp > 1) return;
   const float flat = static_cast<float>(static_cast<int64_t>(p.streams) * p.hidden);
   const float r = rsqrtf(shared.sum[sums - 1] / flat + p.rms_eps);
-  write_coefficients<kN>(p, row, shared, r);
+  if (warp == 0) {
+    write_comb<kN>(p, row, shared, r);
+    return;
+  }
+  const int n = p.streams;
+  if (lane < n) {
+    const float z = fmaf(shared.scale[1], shared.sum[n + lane] * r, shared.base[n + lane]);
+    p.post[row * n + lane] = 2.0f * sigmoid(z);
+  }
   if (!p.mix) return;
   for (int o = lane; o < sums - 1; o += kWarp) p.mix[row * (sums - 1) + o] = shared.sum[o] * r;
 }
