@@ -2,7 +2,8 @@
 // flattened axis and leaves that slice's sums in scratch. In the second a cluster of blocks has one row: each block adds
 // up what it needs of the slices, collapses its part of the columns, and gets the others' sums of squares through
 // distributed shared memory; meanwhile some warps of the first block balance the mixing matrix.
-// Slices and parts depend on the shape only, so a row's bits do not depend on how many rows there are.
+// Where a step has many rows, and a row's bits may depend on the kind of step, the second kernel has a block for each row.
+// Else slices and parts depend on the shape only, so a row's bits do not depend on how many rows there are.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -14,89 +15,6 @@
 
 namespace rocket::cuda {
 namespace {
-
-constexpr int kMaxSums = kMaxStreams * (kMaxStreams + 2) + 1;  // the outputs of fn, then the sum of squares
-
-__device__ __forceinline__ int sums_of(int streams) {
-  return streams * (streams + 2) + 1;
-}
-
-// --- products with fn ---
-
-constexpr int kSlice = 4 * kWarp;  // columns of a slice that a warp reads at once
-constexpr int kMixWarps = 8;       // and one that sums the squares
-constexpr int kOutputs = 3;        // of a warp
-constexpr int kBatch = 4;          // rows at a time
-
-// The sums over all lanes of four values, in the tree of warp_sum; lane l gets value l / 8.
-__device__ __forceinline__ float warp_sum4(const float (&v)[4], int lane) {
-  constexpr unsigned kAll = 0xffffffffu;
-  const bool high = lane & 16, odd = lane & 8;
-  const float a = (high ? v[2] : v[0]) + __shfl_xor_sync(kAll, high ? v[0] : v[2], 16);
-  const float b = (high ? v[3] : v[1]) + __shfl_xor_sync(kAll, high ? v[1] : v[3], 16);
-  float s = (odd ? b : a) + __shfl_xor_sync(kAll, odd ? a : b, 8);
-#pragma unroll
-  for (int step = 4; step > 0; step /= 2) s += __shfl_xor_sync(kAll, s, step);
-  return s;
-}
-
-// partial[row][sum][slice]. A slice is kChunks * kSlice columns.
-template <bool kBf16, bool kVector, int kChunks>
-__global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
-    mix_kernel(HyperPreParams p, float* partial, int slices, int rows_per_block) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int sums = sums_of(p.streams);
-  const int64_t flat = static_cast<int64_t>(p.streams) * p.hidden;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kChunks * kSlice + 4 * lane;
-  const int first = (blockIdx.y * kMixWarps + warp) * kOutputs;
-  const bool squares = warp == kMixWarps;
-  const int outputs = squares ? 0 : min(kOutputs, sums - 1 - first);
-  start_next();
-  float4 w[kOutputs][kChunks];
-#pragma unroll
-  for (int o = 0; o < kOutputs; ++o) {
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int64_t at = column + c * kSlice;
-      w[o][c] = load_stored_quad<kBf16, kVector>(static_cast<const unsigned char*>(p.fn.data),
-                                                 (first + o) * flat + at, o < outputs ? flat - at : 0);
-    }
-  }
-  wait_for_previous();
-  if (squares ? blockIdx.y > 0 : outputs <= 0) return;
-  const int begin = blockIdx.z * rows_per_block, end = min(p.rows, begin + rows_per_block);
-  for (int row = begin; row < end; row += kBatch) {
-    float s[kOutputs][kBatch] = {};
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int64_t at = column + c * kSlice;
-      float4 x[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        x[b] = load_quad<kVector>(p.x + (row + b) * flat + at, row + b < end ? flat - at : 0);
-      }
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        if (squares) {
-          s[0][b] = plus_dot(s[0][b], x[b], x[b]);
-        } else {
-#pragma unroll
-          for (int o = 0; o < kOutputs; ++o) s[o][b] = plus_dot(s[o][b], x[b], w[o][c]);
-        }
-      }
-    }
-    const int to = row + lane / 8;
-#pragma unroll
-    for (int o = 0; o < kOutputs; ++o) {
-      if (squares && o > 0) break;
-      const float total = warp_sum4(s[o], lane);
-      const int sum = squares ? sums - 1 : first + o;
-      if (lane % 8 == 0 && to < end && (squares || o < outputs)) {
-        partial[(static_cast<int64_t>(to) * sums + sum) * slices + blockIdx.x] = total;
-      }
-    }
-  }
-}
 
 // --- collapse and norm of one row by a cluster ---
 
@@ -379,6 +297,68 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__((kMaxCollapseWa
   collapse<kN, kVector>(c, mine, weight, pre, p.rms_eps, square, warps);
 }
 
+// The same for many rows, which fill the device without clusters: a block for each row, kRowQuads quads a thread.
+constexpr int kRowWarps = 8, kRowThreads = kRowWarps * kWarp, kRowQuads = 4;
+
+__device__ __forceinline__ void sync_row_warps() {
+  __syncwarp();
+  asm volatile("bar.sync 2, %0;" ::"n"(kRowThreads) : "memory");
+}
+
+__global__ void __launch_bounds__(kRowThreads + kMixerWarps * kWarp)
+    finish_rows_kernel(HyperPreParams p, const float* partial, int slices) {
+  constexpr int kN = 4;
+  __shared__ float square[kRowWarps];
+  __shared__ MixerShared mixer_shared;
+  start_next();
+  const int64_t row = blockIdx.x;
+  const int warp = threadIdx.x / kWarp, sums = sums_of(kN);
+  partial += row * sums * slices;
+  if (warp >= kRowWarps) {
+    load_mixer_weights(p, threadIdx.x - kRowThreads, mixer_shared);
+    wait_for_previous();
+    mixer<kN>(p, row, partial, slices, warp - kRowWarps, mixer_shared);
+    return;
+  }
+  const float scale = p.scale[0];
+  float base[kN];
+#pragma unroll
+  for (int i = 0; i < kN; ++i) base[i] = p.base[i];
+  wait_for_previous();
+  const Collapse c{
+      p.x + row * kN * p.hidden, p.norm_weight, p.y + row * p.hidden, kN, p.hidden, 0, p.hidden / 4};
+  Streams<kN> x[kRowQuads];
+#pragma unroll
+  for (int q = 0; q < kRowQuads; ++q) x[q] = load_streams<kN, true>(c, q * kRowThreads + threadIdx.x);
+  float s[kN], square_sum[1], pre[kN];
+  add_slices<kN>(partial, slices, 0, 1, kN, s);
+  add_slices<1>(partial, slices, sums - 1, 1, sums, square_sum);
+  const float flat_r =
+      rsqrtf(square_sum[0] / static_cast<float>(static_cast<int64_t>(kN) * p.hidden) + p.rms_eps);
+#pragma unroll
+  for (int i = 0; i < kN; ++i) pre[i] = sigmoid(fmaf(scale, s[i] * flat_r, base[i])) + p.hc_eps;
+  float4 y[kRowQuads];
+  float sum = 0;
+#pragma unroll
+  for (int q = 0; q < kRowQuads; ++q) {
+    y[q] = mixed<kN>(x[q], pre, kN);
+    sum = plus_dot(sum, y[q], y[q]);
+  }
+  sum = warp_sum(sum);
+  if (threadIdx.x % kWarp == 0) square[warp] = sum;
+  sync_row_warps();
+  float total = square[0];
+#pragma unroll
+  for (int w = 1; w < kRowWarps; ++w) total += square[w];
+  const float r = rsqrtf(total / static_cast<float>(p.hidden) + p.rms_eps);
+#pragma unroll
+  for (int q = 0; q < kRowQuads; ++q) {
+    const int64_t at = 4 * static_cast<int64_t>(q * kRowThreads + threadIdx.x), left = p.hidden - at;
+    const float4 v = y[q], w = load_quad<true>(p.norm_weight + at, left);
+    store_quad<true>(c.y + at, make_float4(v.x * r * w.x, v.y * r * w.y, v.z * r * w.z, v.w * r * w.w), left);
+  }
+}
+
 template <int kN, bool kVector>
 __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kMaxCollapseWarps* kWarp)
     head_kernel(HyperHeadParams p, int warps) {
@@ -420,36 +400,25 @@ void check_pre(const HyperPreParams& p) {
   }
 }
 
-template <bool kBf16, int kChunks>
-void launch_mix(const HyperPreParams& p, float* partial, int slices, Exec& exec) {
-  const bool vector = quads_aligned(p.x, p.fn.in) && quads_aligned(p.fn.data, p.fn.in);
-  // Few rows: a block for each batch of rows. Many: fewer blocks, so that each reads its weights for more rows.
-  const int rows_per_block = p.rows <= 64 ? kBatch : 4 * kBatch;
-  const int groups = (p.streams * (p.streams + 2) + kMixWarps * kOutputs - 1) / (kMixWarps * kOutputs);
-  const dim3 grid(static_cast<unsigned>(slices), static_cast<unsigned>(groups),
-                  static_cast<unsigned>((p.rows + rows_per_block - 1) / rows_per_block));
-  launch("hyper_pre", vector ? mix_kernel<kBf16, true, kChunks> : mix_kernel<kBf16, false, kChunks>, grid,
-         (kMixWarps + 1) * kWarp, 0, exec, p, partial, slices, rows_per_block);
-}
-
 }  // namespace
 
 void hyper_pre(const HyperPreParams& p, Exec& exec) {
   if (p.rows == 0) return;
   check_pre(p);
   ArenaScope scope(*exec.scratch);
-  const int64_t most = (p.fn.in + kSlice - 1) / kSlice;
+  // As much for every kind of step.
+  const int64_t most = (p.fn.in + kMixSlice - 1) / kMixSlice;
   float* partial = exec.scratch->take<float>(p.rows * (p.fn.out + 1) * most);
   if (exec.measure) return;
-  // Longer slices, with their own order of sums, where a row's bits may depend on the kind of step.
-  constexpr int kLong = kMixSlice / kSlice;
-  const int slices = static_cast<int>(exec.tensor_cores ? (most + kLong - 1) / kLong : most);
-  const bool bf16 = p.fn.format == WeightFormat::kBF16;
-  const auto mix = exec.tensor_cores ? (bf16 ? launch_mix<true, kLong> : launch_mix<false, kLong>)
-                                     : (bf16 ? launch_mix<true, 1> : launch_mix<false, 1>);
-  if (!exec.tensor_cores || !hyper_mix_tensor(p, partial, slices, exec)) mix(p, partial, slices, exec);
+  const int slices = hyper_mix_slices(p, exec);
+  hyper_mix(p, partial, slices, exec);
   const bool vector =
       quads_aligned(p.x, p.hidden) && quads_aligned(p.y, p.hidden) && quads_aligned(p.norm_weight, p.hidden);
+  if (exec.tensor_cores && p.streams == 4 && vector && p.hidden <= 4 * kRowQuads * kRowThreads) {
+    launch("hyper_pre", finish_rows_kernel, static_cast<unsigned>(p.rows), kRowThreads + kMixerWarps * kWarp,
+           0, exec, p, static_cast<const float*>(partial), slices);
+    return;
+  }
   const auto finish = p.streams == 4 ? (vector ? finish_kernel<4, true> : finish_kernel<4, false>)
                                      : (vector ? finish_kernel<8, true> : finish_kernel<8, false>);
   const int warps = collapse_warps(p.hidden);

@@ -1,111 +1,113 @@
-// The products of many rows with fn by tensor cores that keep float32's precision, and the rows' sums of squares.
+// The products with fn, spread over the whole device: a block has one slice of the flattened axis.
+#include "ops/cuda.cuh"
 #include "ops/hyper_connection.cuh"
 #include "ops/quad.cuh"
-#include "ops/tf32.cuh"
 
 namespace rocket::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * kWarp;
-constexpr int kRows = 16;                       // of a warp
-constexpr int kRun = 128, kGroups = kRun / 16;  // columns that tensor cores add up, before a sum in float32
-constexpr int kStreams = 4, kOutputs = kStreams * (kStreams + 2), kTiles = kOutputs / 8;
-static_assert(kMixSlice % kRun == 0);
+constexpr int kSlice = 4 * kWarp;  // columns of a slice that a warp reads at once
+constexpr int kMixWarps = 8;       // and one that sums the squares
+constexpr int kOutputs = 3;        // of a warp
+constexpr int kBatch = 4;          // rows at a time
 
-template <bool kBf16>
-__device__ __forceinline__ void multiply_quads(float (&large)[4], float (&small)[4], const CutQuads& x,
-                                               const float4& w) {
-  if constexpr (kBf16) {  // fits as it is
-    multiply_tf32(small, x.low[0], __float_as_uint(w.x), __float_as_uint(w.y));
-    multiply_tf32(large, x.high[0], __float_as_uint(w.x), __float_as_uint(w.y));
-    multiply_tf32(small, x.low[1], __float_as_uint(w.z), __float_as_uint(w.w));
-    multiply_tf32(large, x.high[1], __float_as_uint(w.z), __float_as_uint(w.w));
-  } else {
-    uint32_t high[4], low[4];
-    cut(w.x, high[0], low[0]);
-    cut(w.y, high[1], low[1]);
-    cut(w.z, high[2], low[2]);
-    cut(w.w, high[3], low[3]);
+// The sums over all lanes of four values, in the tree of warp_sum; lane l gets value l / 8.
+__device__ __forceinline__ float warp_sum4(const float (&v)[4], int lane) {
+  constexpr unsigned kAll = 0xffffffffu;
+  const bool high = lane & 16, odd = lane & 8;
+  const float a = (high ? v[2] : v[0]) + __shfl_xor_sync(kAll, high ? v[0] : v[2], 16);
+  const float b = (high ? v[3] : v[1]) + __shfl_xor_sync(kAll, high ? v[1] : v[3], 16);
+  float s = (odd ? b : a) + __shfl_xor_sync(kAll, odd ? a : b, 8);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      multiply_tf32(small, x.low[i], high[2 * i], high[2 * i + 1]);
-      multiply_tf32(small, x.high[i], low[2 * i], low[2 * i + 1]);
-      multiply_tf32(large, x.high[i], high[2 * i], high[2 * i + 1]);
+  for (int step = 4; step > 0; step /= 2) s += __shfl_xor_sync(kAll, s, step);
+  return s;
+}
+
+// partial[row][sum][slice]. A slice is kChunks * kSlice columns.
+template <bool kBf16, bool kVector, int kChunks>
+__global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
+    mix_kernel(HyperPreParams p, float* partial, int slices, int rows_per_block) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int sums = sums_of(p.streams);
+  const int64_t flat = static_cast<int64_t>(p.streams) * p.hidden;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kChunks * kSlice + 4 * lane;
+  const int first = (blockIdx.y * kMixWarps + warp) * kOutputs;
+  const bool squares = warp == kMixWarps;
+  const int outputs = squares ? 0 : min(kOutputs, sums - 1 - first);
+  start_next();
+  float4 w[kOutputs][kChunks];
+#pragma unroll
+  for (int o = 0; o < kOutputs; ++o) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int64_t at = column + c * kSlice;
+      w[o][c] = load_stored_quad<kBf16, kVector>(static_cast<const unsigned char*>(p.fn.data),
+                                                 (first + o) * flat + at, o < outputs ? flat - at : 0);
+    }
+  }
+  wait_for_previous();
+  if (squares ? blockIdx.y > 0 : outputs <= 0) return;
+  const int begin = blockIdx.z * rows_per_block, end = min(p.rows, begin + rows_per_block);
+  for (int row = begin; row < end; row += kBatch) {
+    float s[kOutputs][kBatch] = {};
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int64_t at = column + c * kSlice;
+      float4 x[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        x[b] = load_quad<kVector>(p.x + (row + b) * flat + at, row + b < end ? flat - at : 0);
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (squares) {
+          s[0][b] = plus_dot(s[0][b], x[b], x[b]);
+        } else {
+#pragma unroll
+          for (int o = 0; o < kOutputs; ++o) s[o][b] = plus_dot(s[o][b], x[b], w[o][c]);
+        }
+      }
+    }
+    const int to = row + lane / 8;
+#pragma unroll
+    for (int o = 0; o < kOutputs; ++o) {
+      if (squares && o > 0) break;
+      const float total = warp_sum4(s[o], lane);
+      const int sum = squares ? sums - 1 : first + o;
+      if (lane % 8 == 0 && to < end && (squares || o < outputs)) {
+        partial[(static_cast<int64_t>(to) * sums + sum) * slices + blockIdx.x] = total;
+      }
     }
   }
 }
 
-// partial[row][sum][slice]. Grid: slices, groups of rows. A warp has 16 rows of a slice, which it reads straight into
-// registers.
-template <bool kBf16>
-__global__ void __launch_bounds__(kThreads) mix_kernel(HyperPreParams p, float* partial, int slices) {
-  wait_for_previous();
-  start_next();
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, g = lane / 4, j = lane % 4;
-  const int64_t first = (static_cast<int64_t>(blockIdx.y) * kWarps + warp) * kRows;
-  if (first >= p.rows) return;
-  const int64_t flat = static_cast<int64_t>(kStreams) * p.hidden;
-  float total[kTiles][4] = {}, square[2] = {};
-#pragma unroll 1
-  for (int run = 0; run < kMixSlice; run += kRun) {
-    const int64_t column = static_cast<int64_t>(blockIdx.x) * kMixSlice + run + 4 * j;
-    float4 x[2][kGroups];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t row = first + g + 8 * half;
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        const int64_t at = column + 16 * i;
-        x[half][i] = load_quad<true>(p.x + row * flat + at, row < p.rows ? flat - at : 0);
-      }
-    }
-    float large[kTiles][4] = {}, small[kTiles][4] = {};
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      const int64_t at = column + 16 * i;
-      const CutQuads cuts(x[0][i], x[1][i]);
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        const float4 w = load_stored_quad<kBf16, true>(static_cast<const unsigned char*>(p.fn.data),
-                                                       (8 * n + g) * flat + at, flat - at);
-        multiply_quads<kBf16>(large[n], small[n], cuts, w);
-      }
-      square[0] = plus_dot(square[0], x[0][i], x[0][i]);
-      square[1] = plus_dot(square[1], x[1][i], x[1][i]);
-    }
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) total[n][c] += large[n][c] + small[n][c];
-    }
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    square[half] += __shfl_xor_sync(0xffffffffu, square[half], 1);
-    square[half] += __shfl_xor_sync(0xffffffffu, square[half], 2);
-    const int64_t row = first + g + 8 * half;
-    if (row >= p.rows) continue;
-    float* to = partial + row * (kOutputs + 1) * slices + blockIdx.x;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      to[static_cast<int64_t>(8 * n + 2 * j) * slices] = total[n][2 * half];
-      to[static_cast<int64_t>(8 * n + 2 * j + 1) * slices] = total[n][2 * half + 1];
-    }
-    if (j == 0) to[static_cast<int64_t>(kOutputs) * slices] = square[half];
-  }
+template <bool kBf16, int kChunks>
+void launch_mix(const HyperPreParams& p, float* partial, int slices, Exec& exec) {
+  const bool vector = quads_aligned(p.x, p.fn.in) && quads_aligned(p.fn.data, p.fn.in);
+  // Few rows: a block for each batch of rows. Many: fewer blocks, so that each reads its weights for more rows.
+  const int rows_per_block = p.rows <= 64 ? kBatch : 4 * kBatch;
+  const int groups = (p.streams * (p.streams + 2) + kMixWarps * kOutputs - 1) / (kMixWarps * kOutputs);
+  const dim3 grid(static_cast<unsigned>(slices), static_cast<unsigned>(groups),
+                  static_cast<unsigned>((p.rows + rows_per_block - 1) / rows_per_block));
+  launch("hyper_pre", vector ? mix_kernel<kBf16, true, kChunks> : mix_kernel<kBf16, false, kChunks>, grid,
+         (kMixWarps + 1) * kWarp, 0, exec, p, partial, slices, rows_per_block);
 }
 
 }  // namespace
 
-bool hyper_mix_tensor(const HyperPreParams& p, float* partial, int slices, Exec& exec) {
-  if (p.streams != kStreams || p.fn.in % 16 != 0) return false;
-  if (!quads_aligned(p.x, p.fn.in) || !quads_aligned(p.fn.data, p.fn.in)) return false;
-  constexpr int kBlockRows = kWarps * kRows;
-  const dim3 grid(static_cast<unsigned>(slices),
-                  static_cast<unsigned>((p.rows + kBlockRows - 1) / kBlockRows));
-  launch("hyper_pre", p.fn.format == WeightFormat::kBF16 ? mix_kernel<true> : mix_kernel<false>, grid,
-         kThreads, 0, exec, p, partial, slices);
-  return true;
+int hyper_mix_slices(const HyperPreParams& p, const Exec& exec) {
+  const int64_t slice = exec.tensor_cores ? kTensorSlice : kMixSlice;
+  return static_cast<int>((p.fn.in + slice - 1) / slice);
+}
+
+void hyper_mix(const HyperPreParams& p, float* partial, int slices, Exec& exec) {
+  if (exec.tensor_cores && hyper_mix_tensor(p, partial, slices, exec)) return;
+  static_assert(kSlice == kMixSlice);
+  constexpr int kLong = kTensorSlice / kSlice;
+  const bool bf16 = p.fn.format == WeightFormat::kBF16;
+  const auto mix = exec.tensor_cores ? (bf16 ? launch_mix<true, kLong> : launch_mix<false, kLong>)
+                                     : (bf16 ? launch_mix<true, 1> : launch_mix<false, 1>);
+  mix(p, partial, slices, exec);
 }
 
 }  // namespace rocket::cuda
