@@ -9,6 +9,14 @@ namespace {
 
 constexpr int kPoolThreads = 128;
 
+// Positions fit into 32 bits, which are quicker to divide.
+__device__ __forceinline__ int slot_of(int64_t position, int pool) {
+  return static_cast<int>(static_cast<uint32_t>(position) % static_cast<uint32_t>(pool));
+}
+__device__ __forceinline__ int64_t pool_of(int64_t position, int pool) {
+  return static_cast<uint32_t>(position) / static_cast<uint32_t>(pool);
+}
+
 // A stream's rows of this step, over the tail that was before. Channel c of slot s after row `offset` of the segment.
 struct PoolRows {
   const PoolUpdateParams& p;
@@ -29,7 +37,7 @@ struct PoolRows {
  private:
   // Rows since the slot was written.
   __device__ __forceinline__ int age(int offset, int slot) const {
-    const int now = static_cast<int>((segment.position + offset) % p.pool);
+    const int now = slot_of(segment.position + offset, p.pool);
     return now >= slot ? now - slot : now - slot + p.pool;
   }
 };
@@ -55,8 +63,8 @@ __device__ float compress(const PoolRows& rows, int offset, int c) {
 __device__ void finish_row(const PoolRows& rows, const PagedRows& pooled, int offset, int c) {
   const PoolUpdateParams& p = rows.p;
   const int64_t position = rows.segment.position + offset, row = rows.segment.first_row + offset;
-  if (position % p.pool == p.pool - 1) {
-    pooled.row(position / p.pool)[c] = p.gate ? compress(rows, offset, c) : p.k[row * p.ldk + c];
+  if (slot_of(position, p.pool) == p.pool - 1) {
+    pooled.row(pool_of(position, p.pool))[c] = p.gate ? compress(rows, offset, c) : p.k[row * p.ldk + c];
   }
   float* checkpoint = p.checkpoint ? p.checkpoint[row] : nullptr;
   if (!checkpoint) return;
@@ -83,7 +91,7 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constan
   for (int t = 0; t < rows.segment.rows && t < p.pool - 1; ++t) finish_row(rows, pooled, t, c);
   const int last = rows.segment.rows - 1;
   for (int t = last; t >= 0 && t > last - p.pool; --t) {
-    const int64_t slot = (rows.segment.position + t) % p.pool, row = rows.segment.first_row + t;
+    const int64_t slot = slot_of(rows.segment.position + t, p.pool), row = rows.segment.first_row + t;
     tail[slot * p.dim + c] = p.k[row * p.ldk + c];
     if (p.gate) tail[(p.pool + slot) * p.dim + c] = p.gate[row * p.ldgate + c];
   }
