@@ -28,7 +28,8 @@ __device__ __forceinline__ void add_count(const Seen& seen, int64_t* distinct) {
   int n = 0;
   for (int i = threadIdx.x; i < kMaxExperts / 32; i += kWarp) n += __popc(seen.bits[i]);
   n = __reduce_add_sync(kAll, n);
-  if (threadIdx.x == 0) *distinct += n;
+  if (threadIdx.x == 0)  // nobody waits for the sum
+    atomicAdd(reinterpret_cast<unsigned long long*>(distinct), static_cast<unsigned long long>(n));
 }
 
 // Keys of candidates, one above float_key() so that 0 can stand for "none or taken".
@@ -162,6 +163,54 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) router_kernel(RouterParams p
   add_count(seen, p.distinct);
 }
 
+// Without groups: a block a row, a thread an expert. An expert's place in the order of choices is how many come before
+// it, which every thread counts for itself: no chain of reductions, however many are chosen.
+constexpr int kRankExperts = 1024;
+
+__global__ void __launch_bounds__(kRankExperts) rank_kernel(RouterParams p) {
+  __shared__ __align__(16) uint32_t keys[kRankExperts];
+  __shared__ int chosen_of_warp[kWarp], chosen_id[kMaxTopk];
+  __shared__ float chosen_score[kMaxTopk];
+  const int e = threadIdx.x, lane = e % kWarp, warp = e / kWarp, warps = blockDim.x / kWarp;
+  const bool is_expert = e < p.experts;
+  const float bias = is_expert ? p.bias[e] : 0.0f;  // a weight: read before the wait
+  wait_for_previous();
+  start_next();
+  const float score = is_expert ? sigmoid(p.logit[blockIdx.x * p.ld + e]) : 0.0f;
+  const uint32_t key = is_expert ? key_of(score + bias) : 0;  // below every expert's
+  keys[e] = key;
+  __syncthreads();
+  int before = 0;
+  for (int i = 0; i < warps * kWarp; i += 4) {
+    const uint4 k = *reinterpret_cast<const uint4*>(keys + i);
+    before += (k.x > key) | ((k.x == key) & (i < e));
+    before += (k.y > key) | ((k.y == key) & (i + 1 < e));
+    before += (k.z > key) | ((k.z == key) & (i + 2 < e));
+    before += (k.w > key) | ((k.w == key) & (i + 3 < e));
+  }
+  const bool chosen = is_expert && before < p.topk;
+  const unsigned in_warp = __ballot_sync(kAll, chosen);
+  if (lane == 0) chosen_of_warp[warp] = __popc(in_warp);
+  __syncthreads();
+  if (chosen) {
+    int place = __popc(in_warp & ((1u << lane) - 1));
+    for (int w = 0; w < warp; ++w) place += chosen_of_warp[w];
+    chosen_id[place] = e;
+    chosen_score[place] = score;
+  }
+  __syncthreads();
+  if (e < p.topk) {
+    float total = 0;
+    for (int j = 0; j < p.topk; ++j) total += chosen_score[j];
+    const int64_t at = int64_t{blockIdx.x} * p.topk + e;
+    p.id[at] = chosen_id[e];
+    p.weight[at] = (p.norm_topk_prob ? chosen_score[e] / (total + 1e-20f) : chosen_score[e]) * p.scaling;
+  }
+  // One row chooses topk distinct experts. Nobody waits for the sum.
+  if (p.distinct && gridDim.x == 1 && e == 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(p.distinct), static_cast<unsigned long long>(p.topk));
+}
+
 constexpr int kCountThreads = 1024;
 
 __global__ void __launch_bounds__(kCountThreads)
@@ -196,6 +245,16 @@ void router(const RouterParams& p, Exec& exec) {
   if (p.topk > p.experts) refuse("topk, at most the number of experts", p.experts, p.topk);
   if (p.groups < 1 || p.experts % p.groups != 0)
     refuse("groups that divide the experts", p.experts, p.groups);
+  const auto count = [&] {
+    launch("router", count_kernel, 1, kCountThreads, 0, exec, static_cast<const int32_t*>(p.id),
+           int64_t{p.rows} * p.topk, p.distinct);
+  };
+  if (p.groups == 1 && p.experts <= kRankExperts) {
+    const int threads = (p.experts + kWarp - 1) / kWarp * kWarp;
+    launch("router", rank_kernel, static_cast<unsigned>(p.rows), threads, 0, exec, p);
+    if (p.distinct && p.rows > 1) count();
+    return;
+  }
   const size_t row = p.groups > 1 ? static_cast<size_t>(p.experts + p.groups) * sizeof(float) : 0;
   constexpr size_t kStatic = sizeof(int) * kMaxWarps * kMaxTopk + sizeof(Seen) + 64;
   static_assert(kStatic + 2 * kMaxExperts * sizeof(float) <= kSharedLimit);
@@ -214,10 +273,7 @@ void router(const RouterParams& p, Exec& exec) {
   } else {
     launch_router<kMaxExperts / kWarp>(p, blocks, warps, shared, exec);
   }
-  if (p.distinct && blocks > 1) {
-    launch("router", count_kernel, 1, kCountThreads, 0, exec, static_cast<const int32_t*>(p.id),
-           int64_t{p.rows} * p.topk, p.distinct);
-  }
+  if (p.distinct && blocks > 1) count();
 }
 
 }  // namespace rocket::cuda
