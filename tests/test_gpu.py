@@ -50,7 +50,7 @@ def prompts() -> list[list[int]]:
 
 
 def open_engine(backend: str, **options: object) -> _core.CoreEngine:
-    sizes = {"max_context": 640, "max_rows": 256, "max_streams": 24, "threads": 0}
+    sizes = {"max_context": 640, "max_rows": 256, "max_streams": 40, "threads": 0}
     return _core.CoreEngine(str(FUEL), backend=backend, **{**sizes, **options})
 
 
