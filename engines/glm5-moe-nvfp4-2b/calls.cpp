@@ -4,12 +4,6 @@
 #include "glm5-moe-nvfp4-2b/forward.h"
 
 namespace rocket::glm5 {
-namespace {
-
-// What the memory reads during hyper-connections, and a second-level cache holds.
-constexpr int64_t kAheadBytes = 24 << 20;
-
-}  // namespace
 
 Glm5::Activations Glm5::activations(int32_t rows) {
   const int64_t R = rows, N = config_.hc_mult, H = config_.hidden_size;
@@ -105,7 +99,7 @@ void Glm5::hyper_pre(const HyperWeights& w, Activations& a) {
   ops_.hyper_pre(p, exec_);
 }
 
-void Glm5::hyper_post(Activations& a, const Ahead& ahead) {
+void Glm5::hyper_post(Activations& a) {
   StageTimer::Scope time(timer_, stage_.hyper);
   HyperPostParams p;
   p.x = a.x;
@@ -115,7 +109,6 @@ void Glm5::hyper_post(Activations& a, const Ahead& ahead) {
   p.rows = a.rows;
   p.streams = config_.hc_mult;
   p.hidden = config_.hidden_size;
-  p.ahead = ahead;
   ops_.hyper_post(p, exec_);
 }
 
@@ -126,24 +119,6 @@ void Glm5::linear(const float* x, int64_t ldx, int32_t rows, std::initializer_li
   p.rows = rows;
   for (const LinearPart& part : parts) p.part[p.part_count++] = part;
   ops_.linear(p, exec_);
-}
-
-// The first weights of a layer's attention; after the last layer, the head's.
-Ahead Glm5::ahead_of_attention(size_t index) const {
-  if (index == weights_->layer.size()) return {{weights_->lm_head}, 1, kAheadBytes};
-  if (config_.is_kda[index]) {
-    const KdaWeights& w = weights_->layer[index].kda;
-    return {{w.q, w.k, w.v}, 3, kAheadBytes};
-  }
-  const MlaWeights& w = weights_->layer[index].mla;
-  return {{w.q_a, w.kv_a, w.q_b}, 3, kAheadBytes};
-}
-
-Ahead Glm5::ahead_of_ffn(size_t index) const {
-  const LayerWeights& w = weights_->layer[index];
-  if (config_.is_moe[index])
-    return {{w.moe.router, w.moe.shared.gate, w.moe.shared.up, w.moe.shared.down}, 4, kAheadBytes};
-  return {{w.mlp.gate, w.mlp.up}, 2, kAheadBytes};
 }
 
 void Glm5::norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias) {

@@ -20,7 +20,7 @@ void Glm5::layer(size_t index, const StepView& step, Activations& a) {
   } else {
     mla(index, w.mla, step, a);
   }
-  hyper_post(a, ahead_of_ffn(index));
+  hyper_post(a);
   hyper_pre(w.ffn_hc, a);
   if (config_.is_moe[index]) {
     moe(index, w.moe, a);
@@ -29,7 +29,7 @@ void Glm5::layer(size_t index, const StepView& step, Activations& a) {
     ArenaScope scope(workspace_);
     mlp(w.mlp, mlp_buffers(a.rows, config_.intermediate_size), a, a.block);
   }
-  hyper_post(a, ahead_of_attention(index + 1));
+  hyper_post(a);
   if (diagnose_ || recording_) diagnose(index, step, a);
 }
 

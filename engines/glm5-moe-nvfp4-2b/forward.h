@@ -127,10 +127,8 @@ class Glm5 : public Model {
   MoeBuffers moe_buffers(int32_t rows);
   void embed(const StepView& step, Activations& a);
   void hyper_pre(const HyperWeights& w, Activations& a);
-  void hyper_post(Activations& a, const Ahead& ahead);
+  void hyper_post(Activations& a);
   void linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts);
-  Ahead ahead_of_attention(size_t index) const;
-  Ahead ahead_of_ffn(size_t index) const;
   void norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias = nullptr);
   void kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b);
   void kda_gates(const KdaWeights& w, const KdaBuffers& b);

@@ -14,7 +14,7 @@
 // A row sum is over the last axis, a column sum over the first.
 #pragma once
 
-#include "ops/prefetch.h"
+#include "ops/weight.h"
 
 namespace rocket {
 
@@ -44,7 +44,6 @@ struct HyperPostParams {
   int32_t rows = 0;
   int32_t streams = 4;
   int32_t hidden = 0;
-  Ahead ahead;  // what is read next, while this op and the next hyper_pre leave the memory idle
 };
 
 // Head: mean over the streams, then RMSNorm, for chosen rows.
