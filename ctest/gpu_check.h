@@ -4,6 +4,7 @@
 // program says SKIP and why, and returns 77, which ctest counts as skipped.
 #pragma once
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,12 +28,20 @@ class Gpu {
     exec.scratch = &scratch;
   }
   rocket::MemorySpace& memory() { return backend->memory(); }
+  // Whether the next case is run: all are, or with ROCKET_TEST_SMALL one in eight, for tools that slow everything down.
+  bool takes_case() {
+    static const bool small = std::getenv("ROCKET_TEST_SMALL") != nullptr;
+    return !small || case_++ % 8 == 0;
+  }
 
   std::unique_ptr<rocket::Backend> backend;
   rocket::Arena scratch;
   rocket::Exec exec;
   const rocket::OpTable& ops;
   Bench cpu;  // .exec runs the CPU op that is the oracle
+
+ private:
+  int64_t case_ = 0;
 };
 
 // n elements on the device, from host values or poisoned (0xFF: a NaN for floats), between guard regions.

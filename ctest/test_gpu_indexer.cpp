@@ -157,6 +157,7 @@ PoolResult pool_on_gpu(check::Gpu& gpu, const PoolCase& c, const PoolInputs& in,
 }
 
 void check_pool(check::Gpu& gpu, const PoolCase& c) {
+  if (!gpu.takes_case()) return;
   const std::string what = "pool " + std::to_string(c.pool) + " rows " + std::to_string(c.rows) + " D " +
                            std::to_string(c.dim) + " from " + std::to_string(c.start);
   const int64_t n = int64_t{c.streams} * c.rows * c.dim;
@@ -396,6 +397,7 @@ std::vector<int32_t> expand(const SelectCase& c, const Floats& score, int64_t po
 }
 
 void check_select(check::Gpu& gpu, const SelectCase& c) {
+  if (!gpu.takes_case()) return;
   const SelectInputs in = select_inputs(c);
   const std::string what = "select rows " + std::to_string(in.rows) + " heads " + std::to_string(c.heads) +
                            " D " + std::to_string(c.dim) + " pools " + std::to_string(in.most) + " topk " +

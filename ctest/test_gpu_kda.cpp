@@ -187,6 +187,7 @@ Result conv_cpu(check::Gpu& gpu, const ConvCase& c, const ConvInputs& in) {
 }
 
 void check_conv(check::Gpu& gpu, const ConvCase& c) {
+  if (!gpu.takes_case()) return;
   const std::string what =
       "conv C " + std::to_string(c.channels) + " taps " + std::to_string(c.taps) + " " + text(c.lengths);
   const auto streams = static_cast<int64_t>(c.lengths.size());
@@ -217,6 +218,7 @@ void check_conv(check::Gpu& gpu, const ConvCase& c) {
 // --- gates ---
 
 void check_gates(check::Gpu& gpu, int32_t rows, int32_t heads, int32_t dim, bool bounded) {
+  if (!gpu.takes_case()) return;
   const std::string what = std::string("gates ") + (bounded ? "bounded" : "softplus") + " rows " +
                            std::to_string(rows) + " heads " + std::to_string(heads) + " D " +
                            std::to_string(dim);
@@ -364,6 +366,7 @@ Result recurrence_cpu(check::Gpu& gpu, const RecurrenceCase& c, const Recurrence
 }
 
 void check_recurrence(check::Gpu& gpu, const RecurrenceCase& c) {
+  if (!gpu.takes_case()) return;
   const std::string what =
       "recurrence heads " + std::to_string(c.heads) + " D " + std::to_string(c.dim) + " " + text(c.lengths);
   const RecurrenceInputs in(c);
@@ -405,6 +408,7 @@ void nan_stays_in_its_stream(check::Gpu& gpu) {
 // --- gated norm ---
 
 void check_gated_norm(check::Gpu& gpu, int32_t rows, int32_t heads, int32_t dim) {
+  if (!gpu.takes_case()) return;
   const std::string what = "gated norm rows " + std::to_string(rows) + " heads " + std::to_string(heads) +
                            " D " + std::to_string(dim);
   const int64_t n = static_cast<int64_t>(rows) * heads * dim, width = static_cast<int64_t>(heads) * dim;

@@ -145,6 +145,7 @@ Floats on_gpu(check::Gpu& gpu, const Case& c, const Inputs& in, const Streams& p
 }
 
 void check_case(check::Gpu& gpu, const Case& c) {
+  if (!gpu.takes_case()) return;
   const std::string what = "mla rows " + std::to_string(c.streams * c.rows) + " heads " +
                            std::to_string(c.heads) + " width " + std::to_string(c.width) + "/" +
                            std::to_string(c.value_dim) + " tokens " + std::to_string(c.most) +
@@ -199,6 +200,7 @@ void check_case(check::Gpu& gpu, const Case& c) {
 }
 
 void check_append(check::Gpu& gpu, int32_t width, int64_t extra, int64_t offset, bool bf16) {
+  if (!gpu.takes_case()) return;
   const std::string what = "latent_append width " + std::to_string(width) + (bf16 ? " bf16" : "");
   const std::vector<Segment> segment = {{0, 4, 3}, {4, 1, 0}, {5, 12, 9}};
   const int64_t ld = width + extra;

@@ -50,11 +50,12 @@ tail -40 $results/pytest.log
 if [ -z "$quick" ]; then
   if command -v compute-sanitizer > /dev/null; then
     for tool in memcheck racecheck; do
-      say "compute-sanitizer $tool"
-      for test in "$build"/test_gpu_*; do
-        ROCKET_TEST_SMALL=1 timeout 120 compute-sanitizer --tool $tool --error-exitcode 9 "$test" > "$results/$tool-$(basename "$test").log" 2>&1 ||
-          { status=1; echo "$tool: $(basename "$test") failed:"; grep -E "=========|FAIL" "$results/$tool-$(basename "$test").log" | head -12; }
-      done
+      say "compute-sanitizer $tool, one case in eight"
+      find $build -maxdepth 1 -name 'test_gpu_*' -type f | sort | ROCKET_TEST_SMALL=1 xargs -P 4 -I{} bash -c '
+        log=$1/$2-$(basename "$3").log
+        timeout 150 compute-sanitizer --tool "$2" --error-exitcode 9 "$3" > "$log" 2>&1 ||
+          { echo "$2: $(basename "$3") failed, status $?"; grep -E "=========|FAIL" "$log" | head -8; exit 1; }
+      ' _ $results $tool {} || status=1
     done
   else
     echo "SKIP compute-sanitizer: it is not installed"
