@@ -44,7 +44,9 @@ ctest --test-dir $build --output-on-failure -L gpu --output-junit results/ctest.
 grep -E "FAIL|SKIP|tests passed|Passed|Failed|\*\*\*" $results/ctest.log | grep -v "^ok" | head -60 || true
 
 say "GPU tests"
-PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu --junitxml=$results/pytest.xml > $results/pytest.log 2>&1 || status=1
+parallel=''
+"$python" -c 'import xdist' 2> /dev/null && parallel='-n 4'  # pytest-xdist
+PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1 || status=1
 tail -40 $results/pytest.log
 
 if [ -z "$quick" ]; then
