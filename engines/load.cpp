@@ -123,7 +123,7 @@ glm5::Precision precision_for(const EngineOptions& options, const Backend& backe
     }
     return rounds && word != "f32";
   };
-  return {choose("prefill precision", options.prefill_precision), choose("latent KV", options.kv_dtype)};
+  return {choose("prefill-precision", options.prefill_precision), choose("kv-dtype", options.kv_dtype)};
 }
 
 }  // namespace

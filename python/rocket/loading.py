@@ -16,5 +16,5 @@ def load_engine(folder: Path, notes: Notes, **numbers: Any) -> Engine:
             return Engine(folder, progress=progress, **numbers)
     except _core.InputError as error:
         message = str(error)
-        option = "--" if message.startswith("threads:") else ""
+        option = "--" if message.startswith(("threads:", "prefill-precision:", "kv-dtype:")) else ""
         raise UsageError(option + message, getattr(error, "hint", "") or "see --help") from error
