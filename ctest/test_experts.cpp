@@ -235,6 +235,42 @@ void ffn_case(const std::string& name, const Model& m, int64_t rows, int32_t top
     check::same_bits(name + ": avx2 and avx512", fused[0].data(), fused[1].data(), n);
 }
 
+// Experts in waves: each call computes its own pairs and leaves the others' alone.
+void kept_rows() {
+  const Model m(96, 64, 6, {WeightFormat::kNVFP4, WeightFormat::kBF16});
+  const int64_t rows = 9, n = rows * 3 * m.hidden;
+  const std::vector<float> x = check::normal(rows * m.hidden);
+  const Routing routing = random_routing(rows, 3, m.experts, false);
+  for (const std::string& isa : check::isas()) {
+    const OpTable& ops = cpu_ops(isa.c_str());
+    const std::string what = isa + " expert_ffn in waves";
+    const std::vector<float> whole = run_ffn(ops, m, x.data(), m.hidden, rows, 3, routing.id.data(),
+                                             routing.weight.data(), 10.0f, 2, what);
+    check::Bench bench(2, expert_ffn_scratch_bytes(rows, 3, m.experts, m.hidden, m.inner));
+    check::Guarded<float> out(n);
+    for (int32_t wave = 0; wave < 3; ++wave) {
+      std::vector<int32_t> id = routing.id;
+      for (int32_t& e : id) e = e % 3 == wave ? e : -1;
+      ExpertFfnParams p{x.data(),
+                        m.hidden,
+                        static_cast<int32_t>(rows),
+                        3,
+                        id.data(),
+                        routing.weight.data(),
+                        m.table.data(),
+                        m.experts,
+                        m.hidden,
+                        m.inner,
+                        10.0f,
+                        out.data()};
+      p.keep_absent = true;
+      ops.expert_ffn(p, bench.exec);
+    }
+    out.check(what);
+    check::same_bits(what, out.data(), whole.data(), n);
+  }
+}
+
 void ffn_values() {
   const std::vector<WeightFormat> every(check::kFormats, check::kFormats + 5);
   for (WeightFormat format : check::kFormats) {
@@ -361,6 +397,7 @@ int main() {
   swiglu_values();
   swiglu_nan();
   ffn_values();
+  kept_rows();
   ffn_edges();
   sums();
   refusals();

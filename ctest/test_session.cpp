@@ -75,6 +75,8 @@ class FakeModel : public rocket::Model {
   void set_diagnostics(bool) override {}
   std::vector<rocket::LayerDiagnostics> diagnostics() const override { return {}; }
   void set_record(bool) override {}
+  void start_trace(const std::string&) override {}
+  int64_t stop_trace() override { return 0; }
   const rocket::StepRecord& record() const override { return record_; }
 
   bool fail_next = false;

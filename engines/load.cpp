@@ -1,6 +1,7 @@
 // Chooses the engine for a fuel, plans its memory and loads it.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -23,7 +24,9 @@ constexpr int32_t kDefaultRows = 256, kDefaultCudaRows = 512;  // a chunk of a p
 struct Plan {
   int32_t max_rows = 0, max_streams = 0;
   int64_t max_context = 0;
-  int64_t dense = 0, experts = 0, workspace = 0, state = 0;  // bytes; experts only where they are resident
+  int64_t dense = 0, experts = 0, workspace = 0,
+          state = 0;  // bytes; experts resident or in the cache's slots
+  std::optional<CacheBudget> cache;
   std::vector<std::string> choices;
 
   int64_t total() const { return dense + experts + workspace + state; }
@@ -41,15 +44,18 @@ int threads_for(const EngineOptions& options) {
 }
 
 [[noreturn]] void does_not_fit(const Plan& plan, const MemoryAvailable& available) {
-  const std::string experts =
-      plan.experts > 0 ? "routed experts " + format_bytes(plan.experts) + ", " : std::string();
+  const std::string experts = plan.experts > 0 ? (plan.cache ? "expert slots " : "routed experts ") +
+                                                     format_bytes(plan.experts) + ", "
+                                               : std::string();
   throw PlanError(
       "memory: needs " + format_bytes(plan.total() + kReserveBytes) + " (dense weights " +
           format_bytes(plan.dense) + ", " + experts + "state of " + std::to_string(plan.max_streams) +
           " streams of " + std::to_string(plan.max_context) + " tokens " + format_bytes(plan.state) +
           ", workspace " + format_bytes(plan.workspace) + ", reserve " + format_bytes(kReserveBytes) +
           "), available " + format_bytes(available.bytes) + " (" + available.source + ")",
-      plan.dense + plan.experts + kReserveBytes > available.bytes
+      plan.cache
+          ? "lower --expert-cache-gib, --expert-slots or the slot map, lower --max-context, or free memory"
+      : plan.dense + plan.experts + kReserveBytes > available.bytes
           ? "the weights alone do not fit: free memory, raise the container's limit, use --backend "
             "cpu, or a smaller fuel"
           : "lower --max-context or --prefill-chunk, or free memory");
@@ -72,13 +78,37 @@ void check_limits(const EngineOptions& options, const glm5::Config& config) {
   }
 }
 
+CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config, const glm5::Loader& loader,
+                         const Backend& backend) {
+  if (std::string(backend.name()) != "cpu") {
+    throw PlanError(std::string("expert cache: the ") + backend.name() +
+                        " backend keeps every routed expert resident, found a bounded cache",
+                    "leave the cache's options out, or use --backend cpu");
+  }
+  CacheConfig shape;
+  shape.experts = config.n_routed_experts;
+  shape.topk = config.num_experts_per_tok;
+  std::vector<int32_t> numbers;
+  for (size_t i = 0; i < config.is_moe.size(); ++i) {
+    if (config.is_moe[i]) numbers.push_back(static_cast<int32_t>(i));
+  }
+  shape.layers = static_cast<int32_t>(numbers.size());
+  return plan_cache(request, shape, loader.slot_bytes(), numbers);
+}
+
 Plan make_plan(const EngineOptions& options, const glm5::Config& config, const glm5::Precision& precision,
                const glm5::Loader& loader, Backend& backend, int32_t rows) {
   const StateLayout layout = glm5::Glm5::state_layout(config, precision);
   const MemoryAvailable available = backend.available();
   Plan plan;
   plan.dense = loader.dense_bytes();
-  if (!backend.memory().host()) plan.experts = loader.slots_bytes();
+  if (options.expert_cache.given()) {
+    plan.cache = cache_budget(options.expert_cache, config, loader, backend);
+    plan.experts = plan.cache->bytes();
+    plan.choices.push_back(plan.cache->about);
+  } else if (!backend.memory().host()) {
+    plan.experts = loader.slots_bytes();
+  }
   plan.max_rows = rows;
   plan.max_streams = options.max_streams ? options.max_streams : kDefaultStreams;
   plan.max_context =
@@ -133,7 +163,7 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   const std::string name = choose_backend(options.backend, &why);
   const glm5::Config config = glm5::read_config(options.fuel_dir);
   check_limits(options, config);
-  glm5::Loader loader(config, options.fuel_dir);
+  glm5::Loader loader(config, options.fuel_dir, options.expert_cache.given());
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
   std::unique_ptr<Backend> backend =
       name == "cuda" ? make_cuda_backend(threads_for(options), {rows, rows, config.hidden_size})
@@ -143,12 +173,21 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
   if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);
   Backend& on = *backend;
-  std::unique_ptr<glm5::LoadedWeights> weights = loader.load(on.memory(), options.progress);
+  std::unique_ptr<glm5::LoadedWeights> weights =
+      plan.cache ? loader.load_streamed(plan.cache->config, options.progress)
+                 : loader.load(on.memory(), options.progress);
   auto model = std::make_unique<glm5::Glm5>(config, precision, std::move(weights), std::move(backend),
                                             plan.max_rows, plan.max_context);
   EngineInfo& info = model->info();
   info.fuel = options.fuel_dir;
   info.choices = plan.choices;
+  if (plan.cache) {
+    info.expert_store = "checkpoint";
+    info.slot_bytes = plan.cache->slot_bytes;
+    info.slots = plan.cache->slots;
+    info.slots_requested = plan.cache->requested_slots;
+    info.cache_bytes_requested = plan.cache->requested_bytes;
+  }
   return std::make_unique<Session>(std::move(model), SessionLimits{plan.max_context, plan.max_rows,
                                                                    plan.max_streams, state_budget(plan, on)});
 }

@@ -74,6 +74,9 @@ class CoreEngine:
         max_streams,
         prefill_precision,
         kv_dtype,
+        expert_cache_bytes,
+        expert_slots,
+        layer_slots,
         progress,
     ):
         self._context = min(max_context or 8192, SCRIPT.get("max_context", 10**9))
@@ -100,6 +103,9 @@ class CoreEngine:
             "threads": 1,
             "slots": 16,
             "slot_bytes": 1024,
+            "expert_store": SCRIPT.get("expert_store", ""),
+            "slots_requested": 0,
+            "cache_bytes_requested": 0,
             "token_bytes": 10**6,
         }
 
@@ -160,8 +166,14 @@ class CoreEngine:
     def last_logits(self):
         return self._last
 
+    def stop_trace(self):
+        return 0
+
     def stats(self):
         return {
+            "steps": self._steps,
+            "fetch_seconds": 0.0,
+            "expert_layers": [],
             "expert_hits": 9 * self._steps,
             "expert_misses": self._steps,
             "expert_evictions": self._steps,

@@ -89,7 +89,20 @@ def test_json(fuel: Path) -> None:
         "decode_tok_s",
         "step_ms",
     }
-    assert set(whole["experts"]) == {"hits", "misses", "evictions", "streamed_bytes", "slots", "slot_bytes"}
+    assert set(whole["experts"]) == {
+        "hits",
+        "misses",
+        "evictions",
+        "hit_rate",
+        "streamed_bytes",
+        "fetch_gb_s",
+        "layers",
+        "slots",
+        "slot_bytes",
+        "store",
+        "requested",
+    }
+    assert whole["experts"]["store"] is None  # used in place
     assert (whole["backend"], whole["finish_reason"], whole["seed"]) == ("cpu", "length", 3)
     assert len(whole["token_ids"]) == 12
     assert whole["bytes"]["read_limit_gb_s"] > 0

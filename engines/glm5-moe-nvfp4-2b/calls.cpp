@@ -64,6 +64,8 @@ Glm5::MoeBuffers Glm5::moe_buffers(int32_t rows) {
   b.id = workspace_.take<int32_t>(R * topk);
   b.weight = workspace_.take<float>(R * topk);
   b.routed = workspace_.take<float>(R * topk * config_.hidden_size);
+  b.waves = 1;
+  b.wave_id = b.id;
   return b;
 }
 
@@ -332,13 +334,24 @@ void Glm5::router(const MoeWeights& w, const MoeBuffers& b) {
   ops_.router(p, exec_);
 }
 
+void Glm5::find_experts(size_t index, MoeBuffers& b) {
+  if (!stream_) return;
+  const size_t choices = static_cast<size_t>(b.rows) * static_cast<size_t>(config_.num_experts_per_tok);
+  b.waves = stream_->find(moe_index_[index], {b.id, choices});
+}
+
+void Glm5::fetch_experts(int32_t wave, MoeBuffers& b) {
+  if (stream_) b.wave_id = stream_->fetch(wave, *exec_->pool);
+}
+
 void Glm5::expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b) {
   ExpertFfnParams p;
   p.x = a.y;
   p.ldx = p.hidden = config_.hidden_size;
   p.rows = b.rows;
   p.topk = config_.num_experts_per_tok;
-  p.id = b.id;
+  p.id = b.wave_id;
+  p.keep_absent = b.waves > 1;
   p.weight = b.weight;
   p.expert = w.resident;
   p.experts = config_.n_routed_experts;

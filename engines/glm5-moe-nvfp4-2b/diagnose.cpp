@@ -22,10 +22,24 @@ void Glm5::diagnose(size_t index, const StepView& step, const Activations& a) {
   record_.hidden.push_back(read(a.x, int64_t{a.rows} * N * H));
 }
 
+void Glm5::trace_rows(const StepPlan& plan) {
+  std::vector<TraceRow> rows;
+  for (size_t s = 0; s < plan.segment.size(); ++s) {
+    const Segment& segment = plan.segment[s];
+    for (int32_t i = 0; i < segment.rows; ++i) {
+      const RowKind kind = plan.kind[static_cast<size_t>(segment.first_row + i)];
+      rows.push_back({0, static_cast<uint32_t>(plan.stream_id[s]),
+                      static_cast<uint32_t>(segment.position + i), kind == RowKind::kPrefill});
+    }
+  }
+  trace_->begin_step(rows);
+}
+
 void Glm5::record_router(size_t index, const MoeBuffers& b) {
   if (measuring_) return;
   const int32_t topk = config_.num_experts_per_tok, rows = b.rows;
-  if (usage_) usage_->count(moe_index_[index], b.id, int64_t{rows} * topk, stats_);
+  if (usage_) usage_->count(moe_index_[index], b.id, int64_t{rows} * topk);
+  if (trace_) trace_->layer(moe_index_[index], read(b.id, int64_t{rows} * topk));
   if (!diagnose_ && !recording_) return;
   const std::vector<float> weights = read(b.weight, int64_t{rows} * topk);
   double entropy = 0;

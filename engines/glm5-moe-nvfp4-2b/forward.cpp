@@ -92,11 +92,12 @@ void Glm5::mlp(const MlpWeights& w, const MlpBuffers& b, const Activations& a, f
   linear(b.gate, b.inner, a.rows, {{w.down, out, config_.hidden_size}});
 }
 
-// The router and the shared expert's first products read the same rows: one call.
+// The router and the shared expert's first products read the same rows: one call. Routed experts come in waves where
+// their cache is small.
 void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   StageTimer::Scope time(timer_, stage_.moe);
   ArenaScope scope(workspace_);
-  const MoeBuffers b = moe_buffers(a.rows);
+  MoeBuffers b = moe_buffers(a.rows);
   const MlpBuffers s = mlp_buffers(a.rows, int64_t{config_.moe_intermediate_size} * config_.n_shared_experts);
   linear(a.y, config_.hidden_size, a.rows,
          {{w.router, b.logit, config_.n_routed_experts},
@@ -105,7 +106,11 @@ void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   swiglu(s.gate, s.up, s.inner, a.rows);
   router(w, b);
   linear(s.gate, s.inner, a.rows, {{w.shared.down, a.block, config_.hidden_size}});
-  expert_ffn(w, a, b);
+  find_experts(index, b);
+  for (int32_t wave = 0; wave < b.waves; ++wave) {
+    fetch_experts(wave, b);
+    expert_ffn(w, a, b);
+  }
   expert_sum(a, b);
   record_router(index, b);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "experts/trace.h"
 #include "experts/usage.h"
 #include "glm5-moe-nvfp4-2b/config.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
@@ -51,6 +52,8 @@ class Glm5 : public Model {
   void set_profile(bool on) override;
   void set_diagnostics(bool on) override;
   std::vector<LayerDiagnostics> diagnostics() const override { return diagnostics_; }
+  void start_trace(const std::string& file) override;
+  int64_t stop_trace() override;
   void set_record(bool on) override;
   const StepRecord& record() const override { return record_; }
 
@@ -106,6 +109,9 @@ class Glm5 : public Model {
     int32_t* id;    // [rows, topk]
     float* weight;  // [rows, topk]
     float* routed;  // [rows, topk, H] unsummed
+    // Experts that are not resident come in waves; each computes its own of these.
+    int32_t waves;
+    const int32_t* wave_id;  // [rows, topk] of the wave in hand, -1 = another's
   };
 
   // forward.cpp: what happens, in data order.
@@ -142,6 +148,8 @@ class Glm5 : public Model {
   void expand_value(const MlaWeights& w, const MlaBuffers& b);
   void swiglu(float* gate, const float* up, int64_t inner, int32_t rows);
   void router(const MoeWeights& w, const MoeBuffers& b);
+  void find_experts(size_t index, MoeBuffers& b);
+  void fetch_experts(int32_t wave, MoeBuffers& b);
   void expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b);
   void expert_sum(Activations& a, const MoeBuffers& b);
   void find_bad(int32_t first, int32_t rows);
@@ -157,7 +165,8 @@ class Glm5 : public Model {
   void diagnose(size_t index, const StepView& step, const Activations& a);
   template <typename T>
   std::vector<T> read(const T* from, int64_t count);
-  void update_replay() { backend_->set_replay(!timer_.on() && !diagnose_ && !recording_); }
+  void update_replay() { backend_->set_replay(!timer_.on() && !diagnose_ && !recording_ && !trace_); }
+  void trace_rows(const StepPlan& plan);
   void record_router(size_t index, const MoeBuffers& b);
   void record_selected(const StepView& step, const Activations& a);
 
@@ -177,9 +186,10 @@ class Glm5 : public Model {
   bool measuring_ = false;
 
   EngineInfo info_;
-  EngineStats stats_;
   StageTimer timer_;
-  std::unique_ptr<ExpertUsage> usage_;
+  std::unique_ptr<ExpertUsage> usage_;  // of experts that are used in place
+  ExpertStream* stream_ = nullptr;      // null: every expert is resident or in place
+  std::unique_ptr<TraceWriter> trace_;
   bool diagnose_ = false, recording_ = false;
   std::vector<LayerDiagnostics> diagnostics_;
   StepRecord record_;

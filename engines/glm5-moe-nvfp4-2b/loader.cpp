@@ -35,8 +35,8 @@ uint64_t fingerprint_of(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-Loader::Loader(const Config& config, const std::string& dir)
-    : config_(config), loaded_(std::make_unique<LoadedWeights>()) {
+Loader::Loader(const Config& config, const std::string& dir, bool streamed)
+    : config_(config), streamed_(streamed), loaded_(std::make_unique<LoadedWeights>()) {
   loaded_->checkpoint = std::make_unique<Checkpoint>(dir);
   for (const auto& file : loaded_->checkpoint->files()) {
     if (!file->sparse()) continue;
@@ -64,6 +64,7 @@ Loader::Loader(const Config& config, const std::string& dir)
     }
     hyper(layer, "ffn", "post_attention_layernorm", w.layer[i].ffn_hc);
     if (config.is_moe[i]) {
+      if (streamed) sources_.push_back({static_cast<int32_t>(i), {}});
       moe(layer + "mlp.", w.layer[i].moe);
     } else {
       mlp(layer + "mlp.", config.intermediate_size, w.layer[i].mlp);
@@ -192,10 +193,12 @@ void Loader::moe(const std::string& mlp, MoeWeights& w) {
   for (int64_t e = 0; e < E; ++e) {
     ExpertWeights& to = w.experts[static_cast<size_t>(e)];
     const std::string name = mlp + "experts." + std::to_string(e) + ".";
-    int64_t bytes = 0;
-    expert(name + "gate_proj", I, H, &to.gate, bytes);
-    expert(name + "up_proj", I, H, &to.up, bytes);
-    expert(name + "down_proj", H, I, &to.down, bytes);
+    ExpertSource source;
+    expert(name + "gate_proj", I, H, &to.gate, source[0]);
+    expert(name + "up_proj", I, H, &to.up, source[1]);
+    expert(name + "down_proj", H, I, &to.down, source[2]);
+    const int64_t bytes = source[0].memory_bytes + source[1].memory_bytes + source[2].memory_bytes;
+    if (streamed_) sources_.back().experts.push_back(std::move(source));
     Weights& all = loaded_->weights;
     all.slot_bytes = std::max(all.slot_bytes, bytes);
     all.expert_bytes += bytes;
@@ -203,15 +206,16 @@ void Loader::moe(const std::string& mlp, MoeWeights& w) {
   routed_token_bytes_ += (loaded_->weights.expert_bytes - before) * config_.num_experts_per_tok / E;
 }
 
-// Experts stay in the mapped file, except in a format that the ops do not take as it lies.
-void Loader::expert(const std::string& name, int64_t out, int64_t in, Weight* to, int64_t& bytes) {
-  const WeightSource source = describe_weight(*loaded_->checkpoint, name, out, in);
-  if (source.in_place) {
+// Experts stay in the mapped file, except in a format that the ops do not take as it lies, or in a slot.
+void Loader::expert(const std::string& name, int64_t out, int64_t in, Weight* to, WeightSource& source) {
+  source = describe_weight(*loaded_->checkpoint, name, out, in);
+  if (streamed_) {
+    *to = unplaced_weight(*loaded_->checkpoint, source);
+  } else if (source.in_place) {
     *to = map_weight(*loaded_->checkpoint, source);
   } else {
     bound_experts_.emplace_back(loader_->add(name, out, in), to);
   }
-  bytes += source.memory_bytes;
 }
 
 int64_t Loader::dense_bytes() const {
@@ -260,6 +264,19 @@ std::unique_ptr<LoadedWeights> Loader::load(MemorySpace& memory, const WeightLoa
     move_experts(memory);
     move_dense(memory);
   }
+  return std::move(loaded_);
+}
+
+std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
+                                                     const WeightLoader::Progress& progress) {
+  load_host(progress);
+  std::vector<std::span<ExpertWeights>> tables;
+  for (LayerWeights& layer : loaded_->weights.layer) {
+    if (!layer.moe.experts.empty()) tables.emplace_back(layer.moe.experts);
+  }
+  auto store = std::make_unique<CheckpointStore>(*loaded_->checkpoint, std::move(sources_));
+  loaded_->stream = std::make_unique<ExpertStream>(cache, std::move(store), std::move(tables));
+  loaded_->weights.experts_in_place = false;
   return std::move(loaded_);
 }
 

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "experts/store.h"
+#include "experts/stream.h"
 #include "fuel/checkpoint.h"
 #include "fuel/quantised.h"
 #include "glm5-moe-nvfp4-2b/config.h"
@@ -24,21 +26,27 @@ struct LoadedWeights {
   Arena moved;                           // norms, biases, taps and expert tables, where they are not
   Arena slots;                           // routed experts, where they are not used in place
   Weights weights;
+  std::unique_ptr<ExpertStream> stream;  // of routed experts, where a bounded cache holds them
 };
 
 class Loader {
  public:
-  // Opens the checkpoint and finds every tensor that the model needs, with its shape. Throws FuelError.
-  Loader(const Config& config, const std::string& dir);
+  // Opens the checkpoint and finds every tensor that the model needs, with its shape. `streamed`: routed experts are
+  // fetched into slots as they are asked for. Throws FuelError.
+  Loader(const Config& config, const std::string& dir, bool streamed = false);
 
   int64_t dense_bytes() const;  // resident after load()
   int64_t slots_bytes() const;  // of all routed experts in slot layout
+  int64_t slot_bytes() const;   // of a slot that holds any of them
   const Weights& shapes() const {
     return loaded_->weights;
   }  // formats and shapes, before load() without data
 
   // Once. Into the host's memory, experts used where they lie; or into another space, all experts resident.
   std::unique_ptr<LoadedWeights> load(MemorySpace& memory, const WeightLoader::Progress& progress);
+  // Into the host's memory, experts in a cache; for a loader that was made for it.
+  std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache,
+                                               const WeightLoader::Progress& progress);
 
  private:
   void bind(const std::string& name, int64_t out, int64_t in, Weight* to);
@@ -52,7 +60,7 @@ class Loader {
   void mla(const std::string& layer, bool full_indexer, MlaWeights& w);
   void mlp(const std::string& mlp, int64_t inner, MlpWeights& w);
   void moe(const std::string& mlp, MoeWeights& w);
-  void expert(const std::string& name, int64_t out, int64_t in, Weight* to, int64_t& bytes);
+  void expert(const std::string& name, int64_t out, int64_t in, Weight* to, WeightSource& source);
   void count_weights();
   void load_host(const WeightLoader::Progress& progress);
   void move_dense(MemorySpace& memory);
@@ -64,7 +72,9 @@ class Loader {
   };
 
   Config config_;
-  bool tied_ = false;  // the head is the embedding
+  bool streamed_;
+  std::vector<CheckpointStore::Layer> sources_;  // of routed experts, where they are streamed
+  bool tied_ = false;                            // the head is the embedding
   std::unique_ptr<LoadedWeights> loaded_;
   std::unique_ptr<WeightLoader> loader_;
   std::vector<std::pair<int, Weight*>> bound_;

@@ -1,6 +1,7 @@
 // Weights from the host's memory into another space: dense weights as one block, experts into slots.
-//
-// A slot: gate, up and down's data, then their block scales, each part aligned to 256 bytes.
+#include <algorithm>
+
+#include "experts/slot_layout.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
 
 namespace rocket::glm5 {
@@ -12,57 +13,37 @@ int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-int64_t data_bytes(const Weight& w) {
-  switch (w.format) {
-    case WeightFormat::kF32:
-      return w.out * w.in * 4;
-    case WeightFormat::kBF16:
-      return w.out * w.in * 2;
-    case WeightFormat::kNVFP4:
-      return w.out * w.in / 2;
-    case WeightFormat::kFP8Block:
-    case WeightFormat::kMXFP8:
-      return w.out * w.in;
-  }
-  return 0;
-}
-
-int64_t scale_bytes(const Weight& w) {
-  const int64_t global = w.format == WeightFormat::kNVFP4 ? 4 : 0;  // kept in the table, not in the slot
-  return weight_bytes(w) - data_bytes(w) - global;
-}
-
-int64_t slot_bytes(const ExpertWeights& expert) {
-  int64_t bytes = 0;
-  for (const Weight* w : {&expert.gate, &expert.up, &expert.down})
-    bytes += aligned(data_bytes(*w)) + aligned(scale_bytes(*w));
-  return bytes;
-}
-
 }  // namespace
 
 int64_t Loader::slots_bytes() const {
   int64_t bytes = 0;
   for (const LayerWeights& layer : loaded_->weights.layer) {
-    for (const ExpertWeights& expert : layer.moe.experts) bytes += slot_bytes(expert);
+    for (const ExpertWeights& expert : layer.moe.experts) bytes += slot_layout(expert).bytes;
   }
+  return bytes;
+}
+
+int64_t Loader::slot_bytes() const {
+  int64_t bytes = 0;
+  for (const LayerWeights& layer : loaded_->weights.layer)
+    bytes = std::max(bytes, ExpertStream::slot_bytes(layer.moe.experts));
   return bytes;
 }
 
 void Loader::move_experts(MemorySpace& memory) {
   Arena slots(static_cast<size_t>(slots_bytes()), "expert slots", memory);
-  const auto move = [&](const void* from, int64_t bytes) {
-    void* to = slots.take_bytes(static_cast<size_t>(aligned(bytes)));
-    if (bytes > 0) memory.write(to, from, static_cast<size_t>(bytes));
-    return to;
-  };
   for (LayerWeights& layer : loaded_->weights.layer) {
     for (ExpertWeights& expert : layer.moe.experts) {
-      Weight* const parts[] = {&expert.gate, &expert.up, &expert.down};
-      for (Weight* w : parts) w->data = move(w->data, data_bytes(*w));
-      for (Weight* w : parts) {
-        if (w->block_scale) w->block_scale = move(w->block_scale, scale_bytes(*w));
+      const SlotLayout layout = slot_layout(expert);
+      char* const slot = static_cast<char*>(slots.take_bytes(static_cast<size_t>(layout.bytes)));
+      const Weight* const parts[] = {&expert.gate, &expert.up, &expert.down};
+      for (size_t i = 0; i < 3; ++i) {
+        memory.write(slot + layout.data_at[i], parts[i]->data, static_cast<size_t>(layout.data_bytes[i]));
+        if (layout.scale_bytes[i] > 0)
+          memory.write(slot + layout.scale_at[i], parts[i]->block_scale,
+                       static_cast<size_t>(layout.scale_bytes[i]));
       }
+      place_in_slot(layout, slot, &expert);
     }
   }
   loaded_->slots = std::move(slots);

@@ -161,8 +161,8 @@ Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<Loa
   const int32_t moe_layers =
       static_cast<int32_t>(std::count(config.is_moe.begin(), config.is_moe.end(), true));
   const Weights& w = loaded_->weights;
-  if (w.experts_in_place)
-    usage_ = std::make_unique<ExpertUsage>(moe_layers, config.n_routed_experts, w.slot_bytes);
+  stream_ = loaded_->stream.get();
+  if (w.experts_in_place) usage_ = std::make_unique<ExpertUsage>(moe_layers, config.n_routed_experts);
   diagnostics_.resize(config.is_kda.size());
 
   info_.chemistry = config.model_type;

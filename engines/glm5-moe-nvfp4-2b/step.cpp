@@ -12,7 +12,13 @@ void Glm5::forward(const StepPlan& plan) {
                          step.first_logit,  step.embedding != nullptr,
                          plan.tensor_cores, step.sampling != nullptr};
   known_bad_.clear();
+  if (stream_) stream_->begin_step();
+  if (trace_) trace_rows(plan);
   backend_->run(key, [&] { pass(step); });
+  if (trace_) {
+    trace_->end_step();
+    trace_->flush();
+  }
   collect_times();
 }
 
@@ -73,8 +79,23 @@ void Glm5::collect_times() {
 }
 
 EngineStats Glm5::stats() {
-  EngineStats all = stats_;
-  if (!usage_) all.expert_hits = read(distinct_, 1)[0];  // every expert is resident
+  EngineStats all;
+  if (!usage_ && !stream_) {
+    all.expert_hits = read(distinct_, 1)[0];  // every expert is resident
+    return all;
+  }
+  const std::vector<CacheCounters>& counters =
+      stream_ ? stream_->cache().layer_counters() : usage_->layer_counters();
+  for (size_t i = 0; i < config_.is_moe.size(); ++i) {
+    if (!config_.is_moe[i]) continue;
+    const CacheCounters& c = counters[static_cast<size_t>(moe_index_[i])];
+    all.expert_layers.push_back({static_cast<int32_t>(i), c.hits, c.misses, c.evictions});
+    all.expert_hits += c.hits;
+    all.expert_misses += c.misses;
+    all.expert_evictions += c.evictions;
+  }
+  if (stream_) all.fetch_seconds = stream_->fetch_seconds();
+  all.streamed_bytes = stream_ ? stream_->streamed_bytes() : all.expert_misses * info_.slot_bytes;
   return all;
 }
 
@@ -87,6 +108,27 @@ void Glm5::set_profile(bool on) {
 void Glm5::set_diagnostics(bool on) {
   diagnose_ = on;
   update_replay();
+}
+
+void Glm5::start_trace(const std::string& file) {
+  TraceHeader header;
+  header.experts = config_.n_routed_experts;
+  header.topk = config_.num_experts_per_tok;
+  header.fingerprint = fingerprint();
+  for (size_t i = 0; i < config_.is_moe.size(); ++i) {
+    if (config_.is_moe[i]) header.layers.push_back(static_cast<int32_t>(i));
+  }
+  trace_.reset();
+  trace_ = std::make_unique<TraceWriter>(file, std::move(header));
+  update_replay();
+}
+
+int64_t Glm5::stop_trace() {
+  const std::unique_ptr<TraceWriter> trace = std::move(trace_);
+  update_replay();
+  if (!trace) return 0;
+  trace->close();
+  return trace->rows();
 }
 
 void Glm5::set_record(bool on) {

@@ -67,7 +67,7 @@ struct MoeWeights {
   Weight router;                            // [E, H]
   const float* bias = nullptr;              // [E], e_score_correction_bias
   MlpWeights shared;                        // inner = I * n_shared_experts
-  std::vector<ExpertWeights> experts;       // [E], where they lie in the mapped checkpoint
+  std::vector<ExpertWeights> experts;       // [E], where they lie in the mapped checkpoint, or in slots
   const ExpertWeights* resident = nullptr;  // [E], in the ops' memory
 };
 

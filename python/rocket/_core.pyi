@@ -57,9 +57,15 @@ class CoreEngine:
         max_streams: int = 0,
         prefill_precision: str = "auto",
         kv_dtype: str = "auto",
+        expert_cache_bytes: int = 0,
+        expert_slots: int = 0,
+        layer_slots: Sequence[int] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load."""
+        """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load.
+
+        At most one of the next three asks for a bounded cache of routed experts: its bytes, its slots, or the
+        slots of each MoE layer."""
 
     def info(self) -> dict[str, Any]:
         """The fields of EngineInfo (src/runtime/engine.h)."""
@@ -113,7 +119,15 @@ class CoreEngine:
     def load_snapshot(self, name: str, file: str) -> None: ...
     def truncate(self, stream: int, position: int) -> None: ...
     def state(self, stream: int, name: str) -> npt.NDArray[np.float32]: ...
-    def stats(self) -> dict[str, int]: ...
+    def stats(self) -> dict[str, Any]:
+        """The fields of EngineStats; ``expert_layers`` as (layer, hits, misses, evictions)."""
+
+    def start_trace(self, file: str) -> None:
+        """Writes the routing of every row from here on to a compact trace."""
+
+    def stop_trace(self) -> int:
+        """Ends the trace; its rows."""
+
     def set_profile(self, on: bool) -> None: ...
     def profile(self) -> list[tuple[str, float, bool]]:
         """(stage, ms, of_which) of the steps since set_profile(True)."""

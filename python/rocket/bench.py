@@ -17,6 +17,7 @@ from rocket.bench_host import host
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import UsageError
+from rocket.expert_options import GIB_HELP, MAP_HELP, SLOTS_HELP, ExpertCache
 from rocket.fuel import random_fuel, resolve
 from rocket.loading import load_engine
 from rocket.options import (
@@ -33,7 +34,7 @@ from rocket.options import (
     string,
 )
 from rocket.prompt import context_for
-from rocket.report import format_bytes, format_rate
+from rocket.report import Experts, format_bytes, format_rate
 
 GREEDY_WARMUP_STEPS = 4
 
@@ -135,6 +136,13 @@ def _lines(result: dict[str, Any]) -> list[str]:
         + (f" for each of {result['streams']} streams" if result["streams"] > 1 else ""),
         f"a token    {format_bytes(result['token_bytes'])} of weights, {result['decode_gb_s']:.1f} GB/s",
     ]
+    if result["experts"] is not None:
+        experts = result["experts"]
+        speed = f", read at {experts['fetch_gb_s']:.2f} GB/s" if experts["fetch_gb_s"] else ""
+        lines.append(
+            f"experts    {100 * experts['hit_rate']:.1f} % hit, {format_bytes(experts['streamed_bytes'])} "
+            f"streamed in all{speed}"
+        )
     if result["fraction_of_read_rate"] is not None:
         share = f"{100 * result['fraction_of_read_rate']:.0f} % of this machine's read rate"
         lines.append(
@@ -171,6 +179,9 @@ def decode(
     kv_dtype: Annotated[str, string(PRECISIONS, KV_HELP)] = "auto",
     chunk: Annotated[int, integer("Feed the prompt N tokens at a time; 0 is automatic.")] = 0,
     threads: Annotated[int, integer("CPU threads; 0 is all that may be used.")] = 0,
+    expert_cache_gib: Annotated[float | None, number(GIB_HELP)] = None,
+    expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
+    slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
 ) -> int:
@@ -180,6 +191,8 @@ def decode(
     """
     check_computing(backend, prefill_precision, kv_dtype)
     check_integer("--threads", threads, 0)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map)
+    experts.check()
     for option, value in (
         ("--prompt", prompt),
         ("--tokens", tokens),
@@ -202,12 +215,15 @@ def decode(
         max_context=prompt + tokens,
         max_rows=chunk,
         max_streams=streams,
+        **experts.arguments(),
     )
     with engine:
         notes.choices(engine.info["choices"])
         bench = Bench(engine, prompt, tokens, streams, read_seconds)
         bench.warm_up()
+        before = Experts.from_stats(engine.core.stats())
         measured = [bench.pair() for _ in range(pairs)]
+        used = Experts.from_stats(engine.core.stats()) - before
         info = engine.info
     result = {
         "fuel": str(folder),
@@ -217,6 +233,9 @@ def decode(
         "decode_tokens": tokens,
         "streams": streams,
         **summarise(measured, info["token_bytes"], streams),
+        "experts": {**used.as_json(), "slots": info["slots"], "slot_bytes": info["slot_bytes"]}
+        if info["expert_store"]
+        else None,
         "pairs": [vars(pair) for pair in measured],
     }
     text = json.dumps(result, ensure_ascii=False) if as_json else "\n".join(_lines(result))

@@ -5,6 +5,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from rocket.errors import run_command_line
+from rocket.expert_options import GIB_HELP, MAP_HELP, SLOTS_HELP, TRACE_HELP, ExpertCache, check_trace_name
 from rocket.options import (
     KV_HELP,
     MAX_CHUNK,
@@ -66,6 +67,13 @@ def decode(
     threads: Annotated[int | None, integer("CPU threads; 0, the default, is all that may be used.")] = None,
     max_context: Annotated[int | None, integer("Room for N tokens. By default what the run needs.")] = None,
     prefill_chunk: Annotated[int | None, integer("Feed the prompt N tokens at a time.")] = None,
+    expert_cache_gib: Annotated[float | None, number(GIB_HELP)] = None,
+    expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
+    slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
+    stats: Annotated[
+        float | None, number("Print what the cache of experts did every N seconds.", "N")
+    ] = None,
+    trace_out: Annotated[str | None, string("FILE", TRACE_HELP)] = None,
     json: Annotated[bool, flag("--json", "Print one JSON object instead of the text.")] = False,
     logits_out: Annotated[
         str | None,
@@ -101,6 +109,11 @@ def decode(
         check_integer("--prefill-chunk", prefill_chunk, 1, MAX_CHUNK)
     if logits_out is not None:
         check_output_name("--logits-out", logits_out)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map)
+    experts.check()
+    if stats is not None:
+        check_real("--stats", stats, 0, 86400, with_low=False)
+    check_trace_name(trace_out)
 
     from rocket.prompt import read_prompt
 
@@ -127,13 +140,20 @@ def decode(
         threads=threads or 0,
         max_context=max_context,
         prefill_chunk=prefill_chunk or 0,
+        experts=experts,
+        stats=stats,
+        trace_out=trace_out,
         json=json,
         profile=profile,
         diagnostics=diagnostics,
         quiet=quiet,
     )
     reads_stdin = prompt is None and prompt_file is None and prompt_ids is None
-    inputs = {"--prompt-file": prompt_file, "standard input": 0 if reads_stdin else None}
+    inputs = {
+        "--prompt-file": prompt_file,
+        "--slot-map": slot_map,
+        "standard input": 0 if reads_stdin else None,
+    }
     return run(options, logits_out, inputs)
 
 

@@ -13,6 +13,7 @@ from rocket.chat import ChatTemplate, ends_inside_thinking
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import EXIT_INTERRUPTED, UsageError
+from rocket.expert_options import ExpertCache, check_trace_place
 from rocket.failures import fuel_error, plan_error
 from rocket.fuel import DEFAULT_FUEL, eos_ids, resolve, sampling_of
 from rocket.loading import load_engine
@@ -29,6 +30,7 @@ from rocket.report import (
     mean_entropy,
     profile_table,
 )
+from rocket.slot_stats import Windows
 from rocket.tokenizer import Tokenizer
 
 # Short and small: it is measured at the end of every run that reports it, beside a loaded model.
@@ -57,6 +59,9 @@ class DecodeOptions:
     threads: int = 0
     max_context: int | None = None
     prefill_chunk: int = 0
+    experts: ExpertCache = field(default_factory=ExpertCache)
+    stats: float | None = None
+    trace_out: str | None = None
     json: bool = False
     profile: bool = False
     diagnostics: bool = False
@@ -167,6 +172,7 @@ class Decoder:
             max_context=self.context,
             max_rows=o.prefill_chunk,
             max_streams=1,
+            **o.experts.arguments(),
         )
         with engine:
             self.run.timing.load_s = time.perf_counter() - start
@@ -174,11 +180,16 @@ class Decoder:
             self.notes.choices(self.choices + engine.info["choices"])
             if o.diagnostics:
                 engine.core.set_diagnostics(True)
+            if o.trace_out is not None:
+                engine.start_trace(o.trace_out)
+            self.windows = Windows(engine, o.stats, self.notes)
             try:
                 self._generate(engine)
             except KeyboardInterrupt:
                 self.run.interrupted = True
                 self.run.finish = "interrupted"
+            engine.stop_trace()
+            self.windows.close()
             self._finish(engine)
         return EXIT_INTERRUPTED if self.run.interrupted else 0
 
@@ -212,12 +223,17 @@ class Decoder:
         if self.options.profile:
             core.set_profile(True)
         start = time.perf_counter()
-        if self.logits is None:
-            stream.feed(self.ids, chunk)
-        else:
+        if self.logits is not None:
             rows = min(chunk, engine.info["max_logits_rows"])
             for i in range(0, len(self.ids), rows):
                 self.logits.append(stream.feed_logits(self.ids[i : i + rows], rows))
+                self.windows.tick()
+        elif self.windows.on:
+            for i in range(0, len(self.ids), chunk):
+                stream.feed(self.ids[i : i + chunk], chunk)
+                self.windows.tick()
+        else:
+            stream.feed(self.ids, chunk)
         token = stream.sample(self.sampling) if self.options.tokens else -1
         timing.prefill_s = time.perf_counter() - start
         timing.prefill_tokens = len(self.ids)
@@ -241,6 +257,7 @@ class Decoder:
                 before = time.perf_counter()
                 token = stream.decode(token, self.sampling)
                 timing.steps_s.append(time.perf_counter() - before)
+                self.windows.tick()
                 if self.logits is not None:
                     self.logits.append(engine.core.last_logits())
         finally:
@@ -278,9 +295,9 @@ class Decoder:
         if self._cut_in_thinking():
             more = "; --tokens allows more" if run.finish == "length" else ""
             self.notes.say(f"the answer was cut inside <think>, after {len(run.ids)} tokens{more}")
-        self.notes.say(
-            closing_line(len(run.ids), run.timing, run.decode_experts, self._fraction(engine, limit))
-        )
+        bounded = bool(engine.info["expert_store"])
+        fraction = self._fraction(engine, limit)
+        self.notes.say(closing_line(len(run.ids), run.timing, run.decode_experts, fraction, bounded))
 
     def _cut_in_thinking(self) -> bool:
         if self.tokenizer is None or not self.run.ids or self.run.interrupted:
@@ -338,12 +355,13 @@ class Decoder:
                 "fraction_of_limit": self._fraction(engine, limit),
             },
             "experts": {
-                "hits": run.experts.hits,
-                "misses": run.experts.misses,
-                "evictions": run.experts.evictions,
-                "streamed_bytes": run.experts.streamed_bytes,
+                **run.experts.as_json(),
                 "slots": info["slots"],
                 "slot_bytes": info["slot_bytes"],
+                "store": info["expert_store"] or None,
+                "requested": {"slots": info["slots_requested"], "bytes": info["cache_bytes_requested"]}
+                if info["expert_store"]
+                else None,
             },
             "seed": self.options.seed,
         }
@@ -366,8 +384,11 @@ def decode(
 ) -> int:
     """Runs, and writes the logits' file whole or not at all. ``inputs`` are files that must outlive it."""
     with contextlib.ExitStack() as stack:
+        fuel = resolve(options.fuel or DEFAULT_FUEL) if logits_out or options.trace_out else None
         if logits_out is not None:
-            fuel = resolve(options.fuel or DEFAULT_FUEL)
             check_output_place("--logits-out", logits_out, fuel, inputs or {})
+        if options.trace_out is not None:
+            assert fuel is not None
+            check_trace_place(options.trace_out, fuel, {**(inputs or {}), "--logits-out": logits_out})
         logits = stack.enter_context(LogitsWriter(logits_out, "--logits-out")) if logits_out else None
         return Decoder(options, logits).execute()

@@ -1,8 +1,9 @@
 """The engine as a Python object: streams of tokens, steps, logits."""
 
 import atexit
+import math
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rocket._core import CoreEngine, Row, SamplingParams
+from rocket._core import CoreEngine, Row, SamplingParams, read_config
+from rocket.expert_options import GIB, MAX_CACHE_GIB, layer_slots
 from rocket.failures import input_error, plan_error
 from rocket.fuel import eos_ids, resolve
 from rocket.tokenizer import Tokenizer
@@ -107,6 +109,8 @@ class Engine:
 
     ``fuel`` is a directory or a name. ``backend`` is auto, cpu or cuda; 0 leaves a number to the engine.
     ``prefill_precision`` and ``kv_dtype`` (of the latent KV) are auto, f32 or bf16; the CPU computes in f32.
+    One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
+    routed experts in a cache of that size over the fuel's files; without any all are in place or resident.
     ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
     DeviceError.
     """
@@ -122,9 +126,21 @@ class Engine:
         max_streams: int = 0,
         prefill_precision: str = "auto",
         kv_dtype: str = "auto",
+        expert_cache_gib: float = 0.0,
+        expert_slots: int = 0,
+        slot_map: str | Path | Mapping[Any, int] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.folder = resolve(str(fuel))
+        slots_of_layers: list[int] = []
+        if slot_map is not None:
+            moe = read_config(str(self.folder))["is_moe"]
+            slots_of_layers = layer_slots(slot_map, [layer for layer, routed in enumerate(moe) if routed])
+        if not 0 <= expert_cache_gib <= MAX_CACHE_GIB:
+            raise input_error(
+                f"expert_cache_gib: expected 0 (none) to {MAX_CACHE_GIB}, found {expert_cache_gib}",
+                "leave it out to use experts in place",
+            )
         self._core: CoreEngine | None = CoreEngine(
             str(self.folder),
             backend=backend,
@@ -134,6 +150,9 @@ class Engine:
             max_streams=max_streams,
             prefill_precision=prefill_precision,
             kv_dtype=kv_dtype,
+            expert_cache_bytes=math.ceil(expert_cache_gib * GIB),
+            expert_slots=expert_slots,
+            layer_slots=slots_of_layers,
             progress=progress,
         )
         _open_engines.add(self)
@@ -181,6 +200,14 @@ class Engine:
     def load_snapshot(self, name: str, file: str | Path) -> None:
         """Reads a snapshot of the same fuel from a file and keeps it under a name."""
         self.core.load_snapshot(name, str(file))
+
+    def start_trace(self, file: str | Path) -> None:
+        """Writes the experts of every row from here on to a routing trace."""
+        self.core.start_trace(str(file))
+
+    def stop_trace(self) -> int:
+        """Ends the trace; the number of its rows."""
+        return self.core.stop_trace()
 
     def step(self, rows: Sequence[Row]) -> tuple[Logits, list[int]]:
         """Runs a step of any mix of streams. Returns logits of the rows that want them, and their indices."""

@@ -13,8 +13,8 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def counted(count: int, what: str, several: str | None = None) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {several or what + 's'}"
 
 
 def format_bytes(count: float) -> str:
@@ -73,11 +73,18 @@ class Experts:
     misses: int = 0
     evictions: int = 0
     streamed_bytes: int = 0
+    fetch_s: float = 0.0
+    layers: tuple[tuple[int, int, int, int], ...] = ()  # layer, hits, misses, evictions
 
     @staticmethod
-    def from_stats(stats: dict[str, int]) -> "Experts":
+    def from_stats(stats: dict[str, Any]) -> "Experts":
         return Experts(
-            stats["expert_hits"], stats["expert_misses"], stats["expert_evictions"], stats["streamed_bytes"]
+            stats["expert_hits"],
+            stats["expert_misses"],
+            stats["expert_evictions"],
+            stats["streamed_bytes"],
+            stats["fetch_seconds"],
+            tuple(stats["expert_layers"]),
         )
 
     def __sub__(self, earlier: "Experts") -> "Experts":
@@ -86,14 +93,77 @@ class Experts:
             self.misses - earlier.misses,
             self.evictions - earlier.evictions,
             self.streamed_bytes - earlier.streamed_bytes,
+            self.fetch_s - earlier.fetch_s,
+            _less(self.layers, earlier.layers),
         )
 
+    @property
+    def hit_rate(self) -> float | None:
+        return _share(self.hits, self.misses)
 
-def closing_line(tokens: int, timing: Timing, decode: Experts, fraction: float | None) -> str:
+    @property
+    def fetch_gb_s(self) -> float | None:
+        """While bytes were on their way."""
+        return self.streamed_bytes / self.fetch_s / 1e9 if self.fetch_s > 0 else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "hits": self.hits,
+            "misses": self.misses,
+            "evictions": self.evictions,
+            "hit_rate": self.hit_rate,
+            "streamed_bytes": self.streamed_bytes,
+            "fetch_gb_s": self.fetch_gb_s,
+            "layers": [
+                {
+                    "layer": layer,
+                    "hits": hits,
+                    "misses": misses,
+                    "evictions": evictions,
+                    "hit_rate": _share(hits, misses),
+                }
+                for layer, hits, misses, evictions in self.layers
+            ],
+        }
+
+
+def _share(hits: int, misses: int) -> float | None:
+    return hits / (hits + misses) if hits + misses else None
+
+
+def _less(
+    now: tuple[tuple[int, int, int, int], ...], earlier: tuple[tuple[int, int, int, int], ...]
+) -> tuple[tuple[int, int, int, int], ...]:
+    before = {layer: counts for layer, *counts in earlier}
+    return tuple(
+        (layer, hits - h, misses - m, evictions - e)
+        for layer, hits, misses, evictions in now
+        for h, m, e in [before.get(layer, (0, 0, 0))]
+    )
+
+
+def slot_cache_line(seconds: float, steps: int, experts: Experts) -> str:
+    """What the cache of experts did in a window of time."""
+    rate = "-" if experts.hit_rate is None else f"{100 * experts.hit_rate:.1f} %"
+    misses = f"{experts.misses / steps:.2f}" if steps else "-"
+    speed = "-" if experts.fetch_gb_s is None else f"{experts.fetch_gb_s:.2f} GB/s"
+    return (
+        f"SLOT_CACHE STATS window {seconds:.2f} s: "
+        f"steps {steps}, hits {experts.hits}, misses {experts.misses}, "
+        f"evictions {experts.evictions}, hit rate {rate}, misses a step {misses}, "
+        f"streamed {format_bytes(experts.streamed_bytes)}, link {speed}"
+    )
+
+
+def closing_line(
+    tokens: int, timing: Timing, decode: Experts, fraction: float | None, bounded: bool = False
+) -> str:
     """The line that ends a run, for instance (on one line):
 
     128 tok, 7.1 s, 18.0 tok/s (55.6 ms/tok) | prefill 512 tok, 1.2 s | experts 91.2 % hit, 0.42 GiB/tok |
     74 % of read limit
+
+    With a bounded cache of experts it has misses and evictions, too.
     """
     first = f"{tokens} tok, {format_seconds(timing.decode_s)}"
     rate = timing.decode_tok_s
@@ -103,7 +173,12 @@ def closing_line(tokens: int, timing: Timing, decode: Experts, fraction: float |
     used = decode.hits + decode.misses
     if used and timing.steps_s:
         streamed = format_bytes(decode.streamed_bytes / len(timing.steps_s))
-        parts.append(f"experts {100 * decode.hits / used:.1f} % hit, {streamed}/tok")
+        turnover = (
+            f"{counted(decode.misses, 'miss', 'misses')}, {counted(decode.evictions, 'eviction')}, "
+            if bounded
+            else ""
+        )
+        parts.append(f"experts {100 * decode.hits / used:.1f} % hit, {turnover}{streamed}/tok")
     if fraction is not None:
         parts.append(f"{100 * fraction:.0f} % of read limit")
     return " | ".join(parts)

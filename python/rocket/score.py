@@ -17,6 +17,7 @@ from rocket import _core
 from rocket.console import Notes, write_data
 from rocket.engine import Engine
 from rocket.errors import CliError, UsageError
+from rocket.expert_options import GIB_HELP, MAP_HELP, SLOTS_HELP, ExpertCache
 from rocket.fuel import resolve
 from rocket.loading import load_engine
 from rocket.options import (
@@ -29,6 +30,7 @@ from rocket.options import (
     check_output_place,
     flag,
     integer,
+    number,
     string,
 )
 from rocket.output import AtomicFile
@@ -54,6 +56,7 @@ class ScoreOptions:
     prefill_precision: str
     kv_dtype: str
     threads: int
+    experts: ExpertCache
     quiet: bool
 
 
@@ -185,7 +188,12 @@ def run(o: ScoreOptions) -> int:
     notes = Notes(o.quiet)
     folder = resolve(o.fuel)
     if o.out is not None:
-        inputs = {"--text": o.text, "--ids": o.ids, "--against": o.against}
+        inputs = {
+            "--text": o.text,
+            "--ids": o.ids,
+            "--against": o.against,
+            "--slot-map": o.experts.slot_map,
+        }
         check_output_place("--out", o.out, folder, inputs)
     config = _core.read_config(str(folder))
     source = _load_text(folder, o)
@@ -203,6 +211,7 @@ def run(o: ScoreOptions) -> int:
             max_context=o.max_context or 0,
             max_rows=o.chunk,
             max_streams=1,
+            **o.experts.arguments(),
         )
         stack.enter_context(engine)
         notes.choices(engine.info["choices"])
@@ -238,6 +247,9 @@ def score(
     prefill_precision: Annotated[str, string(PRECISIONS, PREFILL_HELP)] = "auto",
     kv_dtype: Annotated[str, string(PRECISIONS, KV_HELP)] = "auto",
     threads: Annotated[int, integer("CPU threads; 0 is all that may be used.")] = 0,
+    expert_cache_gib: Annotated[float | None, number(GIB_HELP)] = None,
+    expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
+    slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
 ) -> int:
     """Log-probability and rank of each token of a text, their mean, perplexity and bits a byte.
@@ -247,6 +259,8 @@ def score(
     With --against, status 1 means that the runs differ by more than the gate allows.
     """
     check_computing(backend, prefill_precision, kv_dtype)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map)
+    experts.check()
     check_integer("--threads", threads, 0)
     if out is not None:
         check_output_name("--out", out)
@@ -267,6 +281,7 @@ def score(
             prefill_precision=prefill_precision,
             kv_dtype=kv_dtype,
             threads=threads,
+            experts=experts,
             quiet=quiet,
         )
     )

@@ -65,6 +65,9 @@ py::dict info_dict(const EngineInfo& i) {
   FIELD(expert_bytes);
   FIELD(slot_bytes);
   FIELD(slots);
+  FIELD(expert_store);
+  FIELD(slots_requested);
+  FIELD(cache_bytes_requested);
   FIELD(token_bytes);
   FIELD(state_bytes_per_stream);
   FIELD(state_bytes_per_token);
@@ -83,8 +86,10 @@ class CoreEngine {
  public:
   CoreEngine(const std::string& dir, const std::string& backend, int threads, int64_t max_context,
              int32_t max_rows, int32_t max_streams, const std::string& prefill_precision,
-             const std::string& kv_dtype, const py::object& progress) {
+             const std::string& kv_dtype, int64_t expert_cache_bytes, int64_t expert_slots,
+             const std::vector<int64_t>& layer_slots, const py::object& progress) {
     EngineOptions options;
+    options.expert_cache = {expert_cache_bytes, expert_slots, layer_slots};
     options.fuel_dir = dir;
     options.backend = backend;
     options.threads = threads;
@@ -445,12 +450,14 @@ void add_engine(py::module_& m) {
   add_row(m);
   add_sampling(m);
   py::class_<CoreEngine>(m, "CoreEngine")
-      .def(py::init<const std::string&, const std::string&, int, int64_t, int32_t, int32_t,
-                    const std::string&, const std::string&, const py::object&>(),
-           py::arg("fuel_dir"), py::kw_only(), py::arg("backend") = "auto", py::arg("threads") = 0,
-           py::arg("max_context") = 0, py::arg("max_rows") = 0, py::arg("max_streams") = 0,
-           py::arg("prefill_precision") = "auto", py::arg("kv_dtype") = "auto",
-           py::arg("progress") = py::none())
+      .def(
+          py::init<const std::string&, const std::string&, int, int64_t, int32_t, int32_t, const std::string&,
+                   const std::string&, int64_t, int64_t, const std::vector<int64_t>&, const py::object&>(),
+          py::arg("fuel_dir"), py::kw_only(), py::arg("backend") = "auto", py::arg("threads") = 0,
+          py::arg("max_context") = 0, py::arg("max_rows") = 0, py::arg("max_streams") = 0,
+          py::arg("prefill_precision") = "auto", py::arg("kv_dtype") = "auto",
+          py::arg("expert_cache_bytes") = 0, py::arg("expert_slots") = 0,
+          py::arg("layer_slots") = std::vector<int64_t>{}, py::arg("progress") = py::none())
       .def("info", [](const CoreEngine& e) { return info_dict(e.take()->info()); })
       .def("open", [](CoreEngine& e) { return e.take()->open(); })
       .def(
@@ -513,6 +520,11 @@ void add_engine(py::module_& m) {
              d["expert_misses"] = s.expert_misses;
              d["expert_evictions"] = s.expert_evictions;
              d["streamed_bytes"] = s.streamed_bytes;
+             d["fetch_seconds"] = s.fetch_seconds;
+             std::vector<std::tuple<int32_t, int64_t, int64_t, int64_t>> layers;
+             for (const ExpertLayerStats& l : s.expert_layers)
+               layers.emplace_back(l.layer, l.hits, l.misses, l.evictions);
+             d["expert_layers"] = layers;
              return d;
            })
       .def(
@@ -532,6 +544,10 @@ void add_engine(py::module_& m) {
                layers.emplace_back(d.stream_mean_rms, d.router_entropy);
              return layers;
            })
+      .def(
+          "start_trace", [](CoreEngine& e, const std::string& file) { e.take()->start_trace(file); },
+          py::arg("file"))
+      .def("stop_trace", [](CoreEngine& e) { return e.take()->stop_trace(); })
       .def(
           "set_record", [](CoreEngine& e, bool on) { e.take()->set_record(on); }, py::arg("on"))
       .def("record", &CoreEngine::record)

@@ -8,20 +8,21 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/engine.h"
+#include "experts/cache.h"
 
 namespace rocket {
 
 class ExpertUsage {
  public:
-  ExpertUsage(int32_t layers, int32_t experts, int64_t slot_bytes)
+  ExpertUsage(int32_t layers, int32_t experts)
       : experts_(experts),
-        slot_bytes_(slot_bytes),
+        counters_(static_cast<size_t>(layers)),
         used_(static_cast<size_t>(layers) * static_cast<size_t>(experts)),
         stamp_(static_cast<size_t>(experts)) {}
 
   // ids: the choices of all rows of a step in one layer; -1 is skipped.
-  void count(int32_t layer, const int32_t* ids, int64_t n, EngineStats& stats) {
+  void count(int32_t layer, const int32_t* ids, int64_t n) {
+    CacheCounters& counters = counters_[static_cast<size_t>(layer)];
     ++step_;
     for (int64_t i = 0; i < n; ++i) {
       if (ids[i] < 0 || stamp_[static_cast<size_t>(ids[i])] == step_) continue;
@@ -29,18 +30,19 @@ class ExpertUsage {
       const size_t slot =
           static_cast<size_t>(layer) * static_cast<size_t>(experts_) + static_cast<size_t>(ids[i]);
       if (used_[slot]) {
-        ++stats.expert_hits;
+        ++counters.hits;
       } else {
         used_[slot] = true;
-        ++stats.expert_misses;
-        stats.streamed_bytes += slot_bytes_;
+        ++counters.misses;
       }
     }
   }
 
+  const std::vector<CacheCounters>& layer_counters() const { return counters_; }
+
  private:
   int32_t experts_;
-  int64_t slot_bytes_;
+  std::vector<CacheCounters> counters_;
   std::vector<bool> used_;
   std::vector<int64_t> stamp_;
   int64_t step_ = 0;

@@ -201,13 +201,65 @@ int64_t data_bytes(const WeightSource& source) {
   }
 }
 
-Weight shell(const Checkpoint& checkpoint, const WeightSource& source) {
-  Weight weight;
-  weight.format = source.format;
-  weight.out = source.out;
-  weight.in = source.in;
-  weight.global_scale = read_global_scale(checkpoint, source);
-  return weight;
+// A tensor to read and where its bytes go. 16-bit floats whose place has room for float32 are expanded; a
+// scalar is repeated until its place is full; E4M3 is multiplied by the scale of its row if there is one.
+struct Part {
+  const Checkpoint::Entry* entry;
+  void* out;
+  int64_t out_bytes;
+  const Checkpoint::Entry* row_scale = nullptr;
+};
+
+using Count = std::function<void(int64_t)>;
+
+void multiply_rows(const Checkpoint& checkpoint, const Part& part, const Count& read_bytes) {
+  constexpr int64_t kChunk = 8 << 20;
+  const std::vector<float> scale = checkpoint.read_f32(*part.row_scale);
+  read_bytes(static_cast<int64_t>(part.row_scale->info->bytes));
+  const int64_t rows = static_cast<int64_t>(scale.size());
+  const int64_t columns = part.out_bytes / 4 / rows, step = std::max<int64_t>(1, kChunk / columns);
+  std::vector<uint8_t> codes(static_cast<size_t>(std::min(step, rows) * columns));
+  float* out = static_cast<float*>(part.out);
+  for (int64_t row = 0; row < rows; row += step) {
+    const int64_t now = std::min(step, rows - row);
+    const uint64_t at = part.entry->info->offset + static_cast<uint64_t>(row * columns);
+    part.entry->file->read(at, static_cast<uint64_t>(now * columns), codes.data());
+    for (int64_t i = 0; i < now * columns; ++i) {
+      *out++ = e4m3_to_f32(codes[static_cast<size_t>(i)]) * scale[static_cast<size_t>(row + i / columns)];
+    }
+    read_bytes(now * columns);
+  }
+}
+
+void read_part(const Checkpoint& checkpoint, const Part& part, std::vector<uint16_t>& staging,
+               const Count& read_bytes) {
+  if (part.row_scale != nullptr) {
+    multiply_rows(checkpoint, part, read_bytes);
+    return;
+  }
+  constexpr int64_t kChunk = 8 << 20;
+  const TensorInfo& info = *part.entry->info;
+  const SafetensorsFile& file = *part.entry->file;
+  const int64_t bytes = static_cast<int64_t>(info.bytes);
+  if (is_scalar(info) && bytes != part.out_bytes) {
+    const float value = checkpoint.read_f32(*part.entry)[0];
+    std::fill_n(static_cast<float*>(part.out), part.out_bytes / 4, value);
+    read_bytes(bytes);
+    return;
+  }
+  const bool expand = bytes != part.out_bytes;
+  if (expand) staging.resize(static_cast<size_t>(std::min(kChunk / 2, bytes) / 2));
+  const int64_t step = expand ? kChunk / 2 : kChunk;
+  for (int64_t at = 0; at < bytes; at += step) {
+    const int64_t now = std::min(step, bytes - at);
+    void* const target = expand ? static_cast<void*>(staging.data()) : static_cast<char*>(part.out) + at;
+    file.read(info.offset + static_cast<uint64_t>(at), static_cast<uint64_t>(now), target);
+    if (expand) {
+      std::transform(staging.begin(), staging.begin() + now / 2, static_cast<float*>(part.out) + at / 2,
+                     info.dtype == DType::kF16 ? f16_to_f32 : bf16_to_f32);
+    }
+    read_bytes(now);
+  }
 }
 
 }  // namespace
@@ -235,12 +287,30 @@ float read_global_scale(const Checkpoint& checkpoint, const WeightSource& source
   return zero ? 0.0f : multiplier;
 }
 
+Weight unplaced_weight(const Checkpoint& checkpoint, const WeightSource& source) {
+  Weight weight;
+  weight.format = source.format;
+  weight.out = source.out;
+  weight.in = source.in;
+  weight.global_scale = read_global_scale(checkpoint, source);
+  return weight;
+}
+
 Weight map_weight(const Checkpoint& checkpoint, const WeightSource& source) {
   if (!source.in_place) fail(*source.data, "a format that can be used where it lies");
-  Weight weight = shell(checkpoint, source);
+  Weight weight = unplaced_weight(checkpoint, source);
   weight.data = source.data->data();
   if (source.block_scale != nullptr) weight.block_scale = source.block_scale->data();
   return weight;
+}
+
+void read_weight(const Checkpoint& checkpoint, const WeightSource& source, void* data, void* block_scale) {
+  const Count no_count = [](int64_t) {};
+  std::vector<uint16_t> staging;
+  const int64_t bytes = data_bytes(source);
+  read_part(checkpoint, {source.data, data, bytes, source.row_scale}, staging, no_count);
+  if (source.block_scale == nullptr) return;
+  read_part(checkpoint, {source.block_scale, block_scale, source.memory_bytes - bytes}, staging, no_count);
 }
 
 int WeightLoader::add(const std::string& name, int64_t out, int64_t in) {
@@ -263,70 +333,12 @@ int WeightLoader::add(const std::string& name, int64_t out, int64_t in) {
   return handle;
 }
 
-// A tensor to read and where its bytes go. 16-bit floats whose place has room for float32 are expanded; a
-// scalar is repeated until its place is full; E4M3 is multiplied by the scale of its row if there is one.
-struct WeightLoader::Part {
-  const Checkpoint::Entry* entry;
-  void* out;
-  int64_t out_bytes;
-  const Checkpoint::Entry* row_scale = nullptr;
-};
-
-void WeightLoader::multiply_rows(const Part& part, const Count& read_bytes) const {
-  constexpr int64_t kChunk = 8 << 20;
-  const std::vector<float> scale = checkpoint_.read_f32(*part.row_scale);
-  read_bytes(static_cast<int64_t>(part.row_scale->info->bytes));
-  const int64_t rows = static_cast<int64_t>(scale.size());
-  const int64_t columns = part.out_bytes / 4 / rows, step = std::max<int64_t>(1, kChunk / columns);
-  std::vector<uint8_t> codes(static_cast<size_t>(std::min(step, rows) * columns));
-  float* out = static_cast<float*>(part.out);
-  for (int64_t row = 0; row < rows; row += step) {
-    const int64_t now = std::min(step, rows - row);
-    const uint64_t at = part.entry->info->offset + static_cast<uint64_t>(row * columns);
-    part.entry->file->read(at, static_cast<uint64_t>(now * columns), codes.data());
-    for (int64_t i = 0; i < now * columns; ++i) {
-      *out++ = e4m3_to_f32(codes[static_cast<size_t>(i)]) * scale[static_cast<size_t>(row + i / columns)];
-    }
-    read_bytes(now * columns);
-  }
-}
-
-void WeightLoader::run(const Part& part, std::vector<uint16_t>& staging, const Count& read_bytes) const {
-  if (part.row_scale != nullptr) {
-    multiply_rows(part, read_bytes);
-    return;
-  }
-  constexpr int64_t kChunk = 8 << 20;
-  const TensorInfo& info = *part.entry->info;
-  const SafetensorsFile& file = *part.entry->file;
-  const int64_t bytes = static_cast<int64_t>(info.bytes);
-  if (is_scalar(info) && bytes != part.out_bytes) {
-    const float value = checkpoint_.read_f32(*part.entry)[0];
-    std::fill_n(static_cast<float*>(part.out), part.out_bytes / 4, value);
-    read_bytes(bytes);
-    return;
-  }
-  const bool expand = bytes != part.out_bytes;
-  if (expand) staging.resize(kChunk / 4);
-  const int64_t step = expand ? kChunk / 2 : kChunk;
-  for (int64_t at = 0; at < bytes; at += step) {
-    const int64_t now = std::min(step, bytes - at);
-    void* const target = expand ? static_cast<void*>(staging.data()) : static_cast<char*>(part.out) + at;
-    file.read(info.offset + static_cast<uint64_t>(at), static_cast<uint64_t>(now), target);
-    if (expand) {
-      std::transform(staging.begin(), staging.begin() + now / 2, static_cast<float*>(part.out) + at / 2,
-                     info.dtype == DType::kF16 ? f16_to_f32 : bf16_to_f32);
-    }
-    read_bytes(now);
-  }
-}
-
 void WeightLoader::load(Arena& arena, const Progress& progress) {
   std::vector<Part> parts;
   weights_.clear();
   int64_t done = 0, reported = 0;
   for (const WeightSource& source : sources_) {
-    Weight weight = shell(checkpoint_, source);
+    Weight weight = unplaced_weight(checkpoint_, source);
     if (source.global_scale != nullptr) done += static_cast<int64_t>(source.global_scale->info->bytes);
     const int64_t data = data_bytes(source);
     void* const place = arena.take_bytes(static_cast<size_t>(data));
@@ -349,7 +361,7 @@ void WeightLoader::load(Arena& arena, const Progress& progress) {
   constexpr int64_t kReport = 8 << 20;
   std::vector<uint16_t> staging;
   for (const Part& part : parts) {
-    run(part, staging, [&](int64_t bytes) {
+    read_part(checkpoint_, part, staging, [&](int64_t bytes) {
       done += bytes;
       if (!progress || (done - reported < kReport && done < disk_bytes_)) return;
       reported = done;

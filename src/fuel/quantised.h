@@ -61,6 +61,13 @@ float read_global_scale(const Checkpoint& checkpoint, const WeightSource& source
 // A weight that points into the mapped checkpoint. Throws FuelError if it cannot be used in place.
 Weight map_weight(const Checkpoint& checkpoint, const WeightSource& source);
 
+// A weight with format, shape and global scale, and no data yet.
+Weight unplaced_weight(const Checkpoint& checkpoint, const WeightSource& source);
+
+// Reads one weight with pread to where its data and block scales (null: it has none) shall be, converted as needed. May
+// be called from several threads. Throws FuelError on a short read.
+void read_weight(const Checkpoint& checkpoint, const WeightSource& source, void* data, void* block_scale);
+
 // Brings weights into memory: register all, allocate an arena of arena_bytes(), load them in the order of the
 // files.
 class WeightLoader {
@@ -83,11 +90,6 @@ class WeightLoader {
   const Weight& weight(int handle) const { return weights_[static_cast<size_t>(handle)]; }  // after load()
 
  private:
-  struct Part;
-  using Count = std::function<void(int64_t)>;
-  void run(const Part& part, std::vector<uint16_t>& staging, const Count& read_bytes) const;
-  void multiply_rows(const Part& part, const Count& read_bytes) const;
-
   const Checkpoint& checkpoint_;
   std::vector<WeightSource> sources_;
   std::vector<Weight> weights_;

@@ -18,9 +18,14 @@ namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr char kDownloadAgain[] = "download this file again";
+constexpr char kStart[] = "leave a fuel's files alone while it is in use; start again once they are whole";
 
 std::string text(uint64_t value) {
   return std::to_string(value);
+}
+
+int64_t changed_ns(const struct stat& status) {
+  return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
 }
 
 std::string what(const Json& json) {
@@ -224,6 +229,7 @@ void SafetensorsFile::open_and_check(bool map) {
                     (S_ISDIR(status.st_mode) ? "a directory" : "a device or a pipe"));
   }
   file_bytes_ = static_cast<uint64_t>(status.st_size);
+  changed_ns_ = changed_ns(status);
   if (file_bytes_ == 0)
     throw FuelError(path_ + ": empty: expected a safetensors file, found 0 bytes", kDownloadAgain);
 
@@ -264,6 +270,20 @@ void SafetensorsFile::open_and_check(bool map) {
   void* const mapped = ::mmap(nullptr, file_bytes_, PROT_READ, MAP_SHARED, fd_, 0);
   if (mapped == MAP_FAILED) throw FuelError(path_ + ": cannot map: " + std::strerror(errno));
   map_ = static_cast<const uint8_t*>(mapped);
+}
+
+void SafetensorsFile::check_unchanged() const {
+  struct stat status;
+  if (::fstat(fd_, &status) != 0)
+    throw FuelError(path_ + ": cannot look at it again: " + std::strerror(errno));
+  if (static_cast<uint64_t>(status.st_size) != file_bytes_) {
+    throw FuelError(path_ + ": changed while in use: expected " + text(file_bytes_) + " bytes, found " +
+                        text(static_cast<uint64_t>(status.st_size)),
+                    kStart);
+  }
+  if (changed_ns(status) != changed_ns_) {
+    throw FuelError(path_ + ": changed while in use: its bytes were written after it was opened", kStart);
+  }
 }
 
 void SafetensorsFile::read(uint64_t offset, uint64_t bytes, void* out) const {

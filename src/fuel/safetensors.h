@@ -56,6 +56,9 @@ class SafetensorsFile {
   // Throws FuelError on a short read.
   void read(uint64_t offset, uint64_t bytes, void* out) const;
 
+  // Throws FuelError if the file's length or time of change is not what it was when the file was opened.
+  void check_unchanged() const;
+
   bool sparse() const { return sparse_; }  // all hole behind the header: no data was written
 
  private:
@@ -64,6 +67,7 @@ class SafetensorsFile {
 
   std::string path_;
   uint64_t file_bytes_ = 0;
+  int64_t changed_ns_ = 0;  // when its data last changed, as of opening
   std::vector<TensorInfo> tensors_;
   const uint8_t* map_ = nullptr;
   int fd_ = -1;

@@ -89,13 +89,13 @@ Plan make_plan(const ExpertFfnParams& p, Arena& scratch) {
   return plan;
 }
 
-// Of rows [begin, end): x for NVFP4, zeros behind the activations, zeros for absent experts.
+// Of rows [begin, end): x for NVFP4, zeros behind the activations, zeros for absent experts unless they are kept.
 void prepare_rows(const ExpertFfnParams& p, const Plan& plan, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     if (plan.fixed) fixed_row(p.x + r * p.ldx, p.hidden, plan.fixed + r * plan.ld_fixed);
     for (int64_t i = r * p.topk; i < (r + 1) * p.topk; ++i) {
       fixed_clear_tail(p.inner, plan.act + i * plan.ld_act);
-      if (p.id[i] < 0) std::memset(p.out + i * p.hidden, 0, p.hidden * sizeof(float));
+      if (p.id[i] < 0 && !p.keep_absent) std::memset(p.out + i * p.hidden, 0, p.hidden * sizeof(float));
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "experts/budget.h"
 #include "ops/sample.h"
 #include "runtime/step.h"
 
@@ -22,6 +23,9 @@ struct EngineOptions {
   int64_t max_context = 0;                 // tokens a stream may hold; 0 = min(the model's, what fits, 8192)
   int32_t max_rows = 0;     // rows a step may have; 0 = automatic. Prompts are fed in chunks of at most this
   int32_t max_streams = 0;  // streams that may be open at once; 0 = automatic
+  // A bounded cache of routed experts, filled from the fuel's files as they are asked for. None given: every expert is
+  // resident, on the CPU in the mapped files.
+  CacheRequest expert_cache;
   // Called while dense weights are read, with bytes done and in all. May throw to stop the load.
   std::function<void(int64_t done, int64_t total)> progress;
 };
@@ -42,7 +46,10 @@ struct EngineInfo {
   int64_t expert_bytes = 0;     // all routed experts
   int64_t slot_bytes = 0;       // one expert in slot layout
   int64_t slots = 0;            // slots of the expert cache (all experts where they are used in place)
-  int64_t token_bytes = 0;      // weight bytes that one decoded token reads (one embedding row counted)
+  std::string
+      expert_store;  // where experts are that have no slot: checkpoint; empty: all are resident or in place
+  int64_t slots_requested = 0, cache_bytes_requested = 0;  // as asked for; 0: no cache was
+  int64_t token_bytes = 0;  // weight bytes that one decoded token reads (one embedding row counted)
   int64_t state_bytes_per_stream = 0;  // independent of the context
   int64_t state_bytes_per_token = 0;
   int64_t workspace_bytes = 0;
@@ -50,10 +57,19 @@ struct EngineInfo {
   int64_t draft_bytes = 0, vision_bytes = 0;
 };
 
+// Counted for each distinct expert of a step.
+struct ExpertLayerStats {
+  int32_t layer = 0;  // the model's number
+  int64_t hits = 0, misses = 0, evictions = 0;
+};
+
 struct EngineStats {
   int64_t steps = 0, rows = 0;
   int64_t expert_hits = 0, expert_misses = 0, expert_evictions = 0,
           streamed_bytes = 0;  // distinct experts a step
+  double fetch_seconds = 0;    // of a bounded cache, while experts were read
+  std::vector<ExpertLayerStats>
+      expert_layers;  // MoE layers; empty where every expert is resident on a device
 };
 
 struct StageTime {
@@ -146,6 +162,12 @@ class Engine {
   virtual std::vector<StageTime> profile() = 0;
   virtual void set_diagnostics(bool on) = 0;
   virtual std::vector<LayerDiagnostics> diagnostics() const = 0;
+
+  // Writes the routing of every row from here on to a compact trace (src/experts/trace.h), step by step. stop_trace()
+  // gives the number of rows, 0 if none was begun, and throws what ended the file early. Throws DeviceError, InputError.
+  virtual void start_trace(const std::string& file) = 0;
+  virtual int64_t stop_trace() = 0;
+
   virtual void set_record(bool on) = 0;
   virtual const StepRecord& record() const = 0;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/memory_space.h"
@@ -37,6 +38,8 @@ class Model {
   virtual EngineStats stats() = 0;  // of experts; the session counts steps and rows
   virtual StageTimer& timer() = 0;
   virtual void set_profile(bool on) { timer().set(on); }
+  virtual void start_trace(const std::string& file) = 0;
+  virtual int64_t stop_trace() = 0;
   virtual void set_diagnostics(bool on) = 0;
   virtual std::vector<LayerDiagnostics> diagnostics() const = 0;
   virtual void set_record(bool on) = 0;

@@ -130,11 +130,13 @@ StepPlan Session::check(const Step& step) const {
       seen.push_back(row.stream);
       plan.segment.push_back({static_cast<int32_t>(i), 0, owner.state->position()});
       plan.stream.push_back(owner.state.get());
+      plan.stream_id.push_back(row.stream);
     }
     Segment& segment = plan.segment.back();
     check_row(row, i, segment.position + segment.rows);
     ++segment.rows;
     plan.token.push_back(row.token);
+    plan.kind.push_back(row.kind);
     plan.embedding.push_back(row.embedding);
     plan.any_embedding |= row.embedding != nullptr;
     plan.any_checkpoint |= row.checkpoint;
@@ -193,6 +195,7 @@ std::vector<StepPlan> Session::passes(const Step& step, StepPlan plan) {
     StepPlan& to = is_prompt ? prompt : decode;
     to.segment.push_back({to.rows(), segment.rows, segment.position});
     to.stream.push_back(plan.stream[s]);
+    to.stream_id.push_back(plan.stream_id[s]);
     for (int32_t i = segment.first_row; i < segment.first_row + segment.rows; ++i) {
       const size_t row = static_cast<size_t>(i);
       if (step.rows[row].wants_logits) {
@@ -204,6 +207,7 @@ std::vector<StepPlan> Session::passes(const Step& step, StepPlan plan) {
         ++wanted;
       }
       to.token.push_back(plan.token[row]);
+      to.kind.push_back(plan.kind[row]);
       to.embedding.push_back(plan.embedding[row]);
       to.any_embedding |= plan.embedding[row] != nullptr;
       to.checkpoint.push_back(plan.checkpoint[row]);

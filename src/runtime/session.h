@@ -49,6 +49,8 @@ class Session : public Engine {
   std::vector<StageTime> profile() override;
   void set_diagnostics(bool on) override { model_->set_diagnostics(on); }
   std::vector<LayerDiagnostics> diagnostics() const override { return model_->diagnostics(); }
+  void start_trace(const std::string& file) override { model_->start_trace(file); }
+  int64_t stop_trace() override { return model_->stop_trace(); }
   void set_record(bool on) override { model_->set_record(on); }
   const StepRecord& record() const override { return model_->record(); }
 

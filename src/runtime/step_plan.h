@@ -7,6 +7,7 @@
 #include "ops/pages.h"
 #include "ops/rows.h"
 #include "ops/sample.h"
+#include "runtime/step.h"
 #include "state/layout.h"
 #include "state/stream.h"
 
@@ -19,6 +20,8 @@ struct StepPlan {
   bool any_embedding = false;
   std::vector<Segment> segment;      // one a stream
   std::vector<StreamState*> stream;  // [segments]
+  std::vector<StreamId> stream_id;   // [segments]
+  std::vector<RowKind> kind;         // [rows]
   std::vector<float*> checkpoint;    // [rows] recurrent blocks to fill, or null
   bool any_checkpoint = false;
   std::vector<int32_t> logits_row;       // rows that want logits, ascending

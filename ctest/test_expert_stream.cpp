@@ -1,0 +1,242 @@
+// Experts in slots, from a store that may fail: what each wave points to is compared with what the store holds, after
+// every look-up, and after every kind of failure; and what a user asks of the cache.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "experts/budget.h"
+#include "experts/stream.h"
+
+using namespace rocket;
+using check::expect;
+
+namespace {
+
+constexpr int32_t kLayers = 3, kExperts = 11, kTopk = 3, kRows = 7;
+
+std::mt19937_64 rng(20261130);
+int32_t draw(int32_t low, int32_t high) {
+  return std::uniform_int_distribution<int32_t>(low, high)(rng);
+}
+
+Weight shape(WeightFormat format, int64_t out, int64_t in) {
+  return Weight{format, out, in, nullptr, nullptr, 1.0f};
+}
+
+// Experts of several formats, so that slots are not all filled to the end.
+ExpertWeights make_expert(int32_t layer, int32_t expert) {
+  const WeightFormat formats[] = {WeightFormat::kNVFP4, WeightFormat::kBF16, WeightFormat::kMXFP8};
+  const WeightFormat format = formats[(layer + expert) % 3];
+  return {shape(format, 32, 64), shape(format, 32, 64), shape(format, 64, 32)};
+}
+
+uint8_t byte_of(int32_t layer, int32_t expert, int32_t piece) {
+  return static_cast<uint8_t>(1 + (layer * kExperts + expert) * 3 + piece);
+}
+
+// Fills pieces with a byte that tells them apart. Fails at the fetch that is set.
+class FakeStore : public ExpertStore {
+ public:
+  struct Orders {
+    std::atomic<int> fetches{0}, fail_at{-1};
+  };
+  explicit FakeStore(std::shared_ptr<Orders> orders) : orders_(std::move(orders)) {}
+  const char* name() const override { return "fake"; }
+  int32_t pieces() const override { return 3; }
+  void fetch(int32_t layer, int32_t expert, int32_t piece, const SlotLayout& layout,
+             void* slot) const override {
+    const size_t part = static_cast<size_t>(piece);
+    char* const base = static_cast<char*>(slot);
+    const bool fails = orders_->fetches++ == orders_->fail_at;
+    // A fetch that fails has written something, too.
+    std::memset(base + layout.data_at[part], fails ? 0xEE : byte_of(layer, expert, piece),
+                static_cast<size_t>(layout.data_bytes[part]));
+    std::memset(base + layout.scale_at[part], byte_of(layer, expert, piece),
+                static_cast<size_t>(layout.scale_bytes[part]));
+    if (fails) throw FuelError("expert " + std::to_string(expert) + " of layer " + std::to_string(layer));
+  }
+
+ private:
+  std::shared_ptr<Orders> orders_;
+};
+
+struct Bench {
+  explicit Bench(const CacheConfig& config) : orders(std::make_shared<FakeStore::Orders>()) {
+    std::vector<std::span<ExpertWeights>> spans;
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      for (int32_t e = 0; e < kExperts; ++e)
+        tables[static_cast<size_t>(layer)].push_back(make_expert(layer, e));
+      spans.emplace_back(tables[static_cast<size_t>(layer)]);
+    }
+    stream = std::make_unique<ExpertStream>(config, std::make_unique<FakeStore>(orders), spans);
+  }
+  std::shared_ptr<FakeStore::Orders> orders;
+  std::vector<ExpertWeights> tables[kLayers];
+  std::unique_ptr<ExpertStream> stream;
+  ThreadPool pool{3};
+};
+
+bool all_are(const void* from, int64_t bytes, uint8_t value) {
+  const uint8_t* p = static_cast<const uint8_t*>(from);
+  return p && std::all_of(p, p + bytes, [&](uint8_t b) { return b == value; });
+}
+
+// Whether the table says where the expert's bytes are, and they are its own.
+bool is_there(const Bench& bench, int32_t layer, int32_t expert) {
+  const ExpertWeights& e = bench.tables[layer][static_cast<size_t>(expert)];
+  const SlotLayout layout = slot_layout(e);
+  const Weight* const weights[] = {&e.gate, &e.up, &e.down};
+  for (int32_t piece = 0; piece < 3; ++piece) {
+    const size_t part = static_cast<size_t>(piece);
+    if (!all_are(weights[piece]->data, layout.data_bytes[part], byte_of(layer, expert, piece))) return false;
+    if (layout.scale_bytes[part] > 0 &&
+        !all_are(weights[piece]->block_scale, layout.scale_bytes[part], byte_of(layer, expert, piece)))
+      return false;
+  }
+  return true;
+}
+
+std::vector<int32_t> choices() {
+  std::vector<int32_t> ids;
+  for (int32_t row = draw(1, kRows); row > 0; --row) {
+    std::vector<int32_t> all(kExperts);
+    for (int32_t e = 0; e < kExperts; ++e) all[static_cast<size_t>(e)] = e;
+    std::sample(all.begin(), all.end(), std::back_inserter(ids), kTopk, rng);
+    if (draw(0, 5) == 0) ids.back() = -1;
+  }
+  return ids;
+}
+
+// One layer of a step. False if the store failed.
+bool look_up(Bench& bench, int32_t layer, const std::string& what) {
+  const std::vector<int32_t> ids = choices();
+  std::vector<int> computed(ids.size(), 0);
+  const int32_t waves = bench.stream->find(layer, ids);
+  for (int32_t wave = 0; wave < waves; ++wave) {
+    const int32_t* now = nullptr;
+    try {
+      now = bench.stream->fetch(wave, bench.pool);
+    } catch (const FuelError&) {
+      return false;
+    }
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (now[i] < 0) continue;
+      ++computed[i];
+      expect(now[i] == ids[i], what + ": a wave's choice is the row's");
+      expect(is_there(bench, layer, now[i]), what + ": the expert's own bytes are in its slot");
+    }
+  }
+  for (size_t i = 0; i < ids.size(); ++i)
+    expect(computed[i] == (ids[i] >= 0), what + ": each choice belongs to one wave");
+  return true;
+}
+
+CacheConfig config_of(int64_t slots, const std::string& policy) {
+  CacheConfig c;
+  c.layers = kLayers, c.experts = kExperts, c.topk = kTopk, c.slots = slots, c.policy = policy;
+  return c;
+}
+
+void runs(const CacheConfig& config, const std::string& what, bool failures) {
+  Bench bench(config);
+  int failed = 0;
+  for (int step = 0; step < 120; ++step) {
+    if (failures && (step == 0 || draw(0, 3) == 0))
+      bench.orders->fail_at = bench.orders->fetches + draw(0, 5);
+    bench.stream->begin_step();
+    bool whole = true;
+    for (int32_t layer = 0; layer < kLayers && whole; ++layer) whole = look_up(bench, layer, what);
+    if (!whole) ++failed;
+    // Whatever the cache says is there is there, once what was not fetched is forgotten.
+    bench.stream->begin_step();
+    for (int32_t slot = 0; slot < bench.stream->cache().slots(); ++slot) {
+      const ExpertKey key = bench.stream->cache().at(slot);
+      if (key.layer >= 0)
+        expect(is_there(bench, key.layer, key.expert), what + ": the cache tells the truth");
+    }
+  }
+  expect(!failures || failed > 0, what + ": the store has failed");
+  const CacheCounters counters = bench.stream->cache().counters();
+  if (!failures && config.slots == kLayers * kExperts)
+    expect(counters.evictions == 0 && counters.misses <= config.slots, what + ": all fit");
+}
+
+// As many bytes as the experts that were fetched have, and none for hits.
+void counts_bytes() {
+  Bench bench(config_of(kLayers * kExperts, "lru"));
+  const std::vector<int32_t> ids = {0, 4, 9};
+  int64_t bytes = 0;
+  for (const int32_t e : ids) bytes += slot_layout(make_expert(1, e)).stored_bytes();
+  for (int pass = 0; pass < 2; ++pass) {
+    bench.stream->begin_step();
+    bench.stream->find(1, ids);
+    bench.stream->fetch(0, bench.pool);
+    expect(bench.stream->streamed_bytes() == bytes, "streamed bytes are those of the misses");
+  }
+  const std::vector<int32_t> none(6, -1);
+  expect(bench.stream->find(0, none) == 1, "a look-up of no experts is one wave");
+  expect(std::equal(none.begin(), none.end(), bench.stream->fetch(0, bench.pool)), "and has no choices");
+}
+
+template <typename E>
+void refuses(const std::string& what, const CacheRequest& request, const CacheConfig& shape,
+             std::initializer_list<std::string> words) {
+  try {
+    plan_cache(request, shape, 1 << 20, {3, 4, 7});
+    expect(false, what + ": not refused");
+  } catch (const E& error) {
+    for (const std::string& word : words) {
+      const std::string all = error.what() + (" | " + error.hint());
+      expect(all.find(word) != std::string::npos, what + ": '" + word + "' is not in: " + all);
+    }
+  }
+}
+
+void budgets() {
+  const CacheConfig shape = config_of(0, "lru");
+  const auto plan = [&](const CacheRequest& request) {
+    return plan_cache(request, shape, 1 << 20, {3, 4, 7});
+  };
+  const CacheBudget some = plan({(10 << 20) + 5, 0, {}});
+  expect(some.slots == 10 && some.requested_bytes == (10 << 20) + 5, "a size holds whole slots");
+  const CacheBudget large = plan({int64_t{56} << 30, 0, {}});
+  expect(large.slots == 33 && large.bytes() == 33 << 20, "a size above all experts is cut");
+  expect(large.requested_slots == 56 << 10 && large.about.find("56.00 GiB") != std::string::npos, "and said");
+  expect(plan({0, 3, {}}).slots == 3, "the smallest legal cache");
+  const CacheBudget map = plan({0, 0, {3, 11, int64_t{1} << 40}});
+  expect(map.slots == 3 + 11 + 11 && ExpertCache(map.config).slots() == map.slots, "budgets are cut each");
+  refuses<PlanError>("slots", {0, 2, {}}, shape, {"at least 3 slots", "found 2", "--expert-slots to 3"});
+  refuses<PlanError>("size", {(3 << 20) - 1, 0, {}}, shape,
+                     {"at least 3.00 MiB", "3 slots", "hold 2", "--expert-cache-gib to 0.002930"});
+  refuses<PlanError>("map", {0, 0, {3, 2, 3}}, shape, {"layer 4", "at least 3", "found 2"});
+  refuses<InputError>("map of other layers", {0, 0, {3, 3}}, shape, {"3 MoE layers", "found 2"});
+  refuses<InputError>("two", {1 << 30, 4, {}}, shape, {"found 2"});
+  refuses<InputError>("below 0", {0, -1, {}}, shape, {"found -1"});
+}
+
+}  // namespace
+
+int main() {
+  budgets();
+  counts_bytes();
+  for (const char* policy : {"lru", "lfu", "lfru"}) {
+    for (const int64_t slots : {3, 4, 8, 16, 33}) {
+      const std::string what = std::string(policy) + ", " + std::to_string(slots) + " slots";
+      runs(config_of(slots, policy), what, false);
+      runs(config_of(slots, policy), what + ", failing", true);
+    }
+    CacheConfig budgets = config_of(0, policy);
+    budgets.layer_slots = {3, 5, 11};
+    runs(budgets, std::string(policy) + ", budgets", false);
+    runs(budgets, std::string(policy) + ", budgets, failing", true);
+  }
+  return check::finish("test_expert_stream");
+}
