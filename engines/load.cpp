@@ -43,6 +43,16 @@ int threads_for(const EngineOptions& options) {
   return options.threads > 0 ? options.threads : ThreadPool::available_cpus();
 }
 
+// What to change where a cache of experts is one of what does not fit.
+std::string smaller_cache(const Plan& plan, int64_t available) {
+  const int64_t room = available - kReserveBytes - (plan.total() - plan.experts);
+  const int64_t slots = room / plan.cache->slot_bytes;
+  if (slots < ExpertCache::fewest_slots(plan.cache->config))
+    return "lower --max-context or --prefill-chunk, or free memory: no cache of experts fits beside the rest";
+  return "lower the expert cache to " + std::to_string(slots) + " slots (--expert-slots), " +
+         format_bytes(slots * plan.cache->slot_bytes) + ", or free memory";
+}
+
 [[noreturn]] void does_not_fit(const Plan& plan, const MemoryAvailable& available) {
   const std::string experts = plan.experts > 0 ? (plan.cache ? "expert slots " : "routed experts ") +
                                                      format_bytes(plan.experts) + ", "
@@ -53,8 +63,7 @@ int threads_for(const EngineOptions& options) {
           " streams of " + std::to_string(plan.max_context) + " tokens " + format_bytes(plan.state) +
           ", workspace " + format_bytes(plan.workspace) + ", reserve " + format_bytes(kReserveBytes) +
           "), available " + format_bytes(available.bytes) + " (" + available.source + ")",
-      plan.cache
-          ? "lower --expert-cache-gib, --expert-slots or the slot map, lower --max-context, or free memory"
+      plan.cache ? smaller_cache(plan, available.bytes)
       : plan.dense + plan.experts + kReserveBytes > available.bytes
           ? "the weights alone do not fit: free memory, raise the container's limit, use --backend "
             "cpu, or a smaller fuel"

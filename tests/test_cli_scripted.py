@@ -181,9 +181,14 @@ def test_the_json_object(fuel: str) -> None:
         "hits": 36,
         "misses": 4,
         "evictions": 4,
+        "hit_rate": 0.9,
         "streamed_bytes": 4 << 20,
+        "fetch_gb_s": None,
+        "layers": [],
         "slots": 16,
         "slot_bytes": 1024,
+        "store": None,
+        "requested": None,
     }
     timing = result["timing"]
     assert timing["decode_tok_s"] == pytest.approx(4 / timing["decode_s"])

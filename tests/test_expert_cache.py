@@ -21,7 +21,7 @@ import pytest
 from backends import EXACT
 from cli_tools import check_error, environment, run_decode, run_rocket
 from golden_fuels import CASES
-from rocket import FuelError, InputError, PlanError, _core
+from rocket import Engine, FuelError, InputError, PlanError, _core
 from rocket._core import Row
 from rocket.routing_file import read_any_routing
 
@@ -337,15 +337,44 @@ def engine_slot_bytes(fuel: Path, topk: int) -> int:
     return slot
 
 
-def test_slots_beyond_the_memory(plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = engine(plain.fuel, expert_slots=10**6)
+def test_arguments_that_cannot_be() -> None:
+    for options in ({"expert_slots": -1}, {"expert_cache_bytes": -1}, {"layer_slots": [9]}):
+        with pytest.raises(InputError, match="expected"):
+            engine(SPARKLER, **options)
+    with pytest.raises(InputError, match=r"expected one of a size, .* found 2"):
+        engine(SPARKLER, expert_slots=9, expert_cache_bytes=1 << 30)
+    for gib in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="expert_cache_gib: expected"):
+            Engine(SPARKLER, backend="cpu", expert_cache_gib=gib)
+    with pytest.raises(InputError, match="slot_map: expected the MoE layers"):
+        Engine(SPARKLER, backend="cpu", slot_map={0: 4})
+    with Engine(SPARKLER, backend="cpu", slot_map=dict.fromkeys(moe_layers(SPARKLER), 5)) as small:
+        assert small.info["slots"] == 5 * small.info["moe_layers"]
+
+
+def test_slots_beyond_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(SPARKLER, expert_slots=10**6)
     info = core.info()
     core.unload()
-    needed = info["slots"] * info["slot_bytes"]
-    monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str((256 << 20) + info["dense_bytes"] + needed // 2))
-    with pytest.raises(PlanError, match=r"needs .* expert slots .*, available") as error:
-        engine(plain.fuel, expert_slots=10**6)
-    assert "--expert-slots" in error.value.hint
+    limit, step = (256 << 20) + info["dense_bytes"], info["slots"] * info["slot_bytes"] // 8
+    hints = []
+    while True:
+        monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str(limit))
+        try:
+            engine(SPARKLER, expert_slots=10**6).unload()
+            break
+        except PlanError as error:
+            message, hint = str(error), error.hint
+        hints.append(hint)
+        assert re.search(r"needs .* expert slots .*, available", message)
+        found = re.search(r"lower the expert cache to (\d+) slots \(--expert-slots\)", hints[-1])
+        if found:
+            engine(SPARKLER, expert_slots=int(found[1])).unload()  # as the hint says
+        else:
+            assert "no cache of experts fits" in hints[-1]
+        limit += step
+    assert "no cache" in hints[0]
+    assert "no cache" not in hints[-1]
 
 
 def decode_json(*arguments: str) -> tuple[dict[str, Any], str]:
@@ -416,6 +445,7 @@ def test_a_slot_map_from_a_file(tmp_path: Path) -> None:
         (2, ("--expert-cache-gib", "nan"), ("--expert-cache-gib", "found nan")),
         (2, ("--expert-slots", "9", "--expert-cache-gib", "1"), ("at most one", "--expert-slots")),
         (2, ("--stats", "0"), ("--stats", "found 0")),
+        (2, ("--expert-slots", "-1"), ("--expert-slots", "found -1")),
         (2, ("--trace-out", "-"), ("--trace-out", "standard output")),
         (1, ("--trace-out", "no/such/folder"), ("--trace-out: cannot write",)),
         (1, ("--expert-slots", "3"), ("at least 4 slots", "found 3")),

@@ -341,7 +341,7 @@ void Glm5::find_experts(size_t index, MoeBuffers& b) {
 }
 
 void Glm5::fetch_experts(int32_t wave, MoeBuffers& b) {
-  if (stream_) b.wave_id = stream_->fetch(wave, *exec_->pool);
+  if (stream_) b.wave_id = stream_->fetch(wave, *exec_.pool);
 }
 
 void Glm5::expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b) {

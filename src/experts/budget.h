@@ -14,7 +14,7 @@ struct CacheRequest {
   int64_t bytes = 0;
   int64_t slots = 0;                 // of all layers together
   std::vector<int64_t> layer_slots;  // of each MoE layer
-  bool given() const { return bytes > 0 || slots > 0 || !layer_slots.empty(); }
+  bool given() const { return bytes != 0 || slots != 0 || !layer_slots.empty(); }
 };
 
 struct CacheBudget {
