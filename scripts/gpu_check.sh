@@ -45,7 +45,7 @@ grep -E "FAIL|SKIP|tests passed|Passed|Failed|\*\*\*" $results/ctest.log | grep 
 
 say "GPU tests"
 parallel=''
-"$python" -c 'import xdist' 2> /dev/null && parallel='-n 4'  # pytest-xdist
+"$python" -c 'import xdist' 2> /dev/null && parallel='-n 8 -p no:benchmark'  # pytest-xdist; benchmarks warn beside it
 PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1 || status=1
 tail -40 $results/pytest.log
 

@@ -214,6 +214,7 @@ void Loader::expert(const std::string& name, int64_t out, int64_t in, Weight* to
   } else if (source.in_place) {
     *to = map_weight(*loaded_->checkpoint, source);
   } else {
+    *to = Weight{source.format, out, in, nullptr, nullptr, 1.0f};  // its shape, for the plan
     bound_experts_.emplace_back(loader_->add(name, out, in), to);
   }
 }
