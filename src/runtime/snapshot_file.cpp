@@ -204,8 +204,7 @@ std::unique_ptr<StreamState> read_snapshot(StatePool& pool, uint64_t fingerprint
   const TensorInfo* at_info = find(file, "embedded_at");
   const int64_t embedded = at_info && at_info->shape.size() == 1 ? at_info->shape[0] : 0;
   part(file, "embedded_at", DType::kI64, {embedded});
-  const TensorInfo embeddings_info =
-      part(file, "embeddings", DType::kF32, {embedded, embedded ? hidden : 0});
+  const TensorInfo embeddings_info = part(file, "embeddings", DType::kF32, {embedded, embedded ? hidden : 0});
   std::map<int64_t, std::vector<float>> embeddings;
   for (int64_t i = 0; i < embedded; ++i) {
     int64_t position = 0;
