@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
     const std::string fuel = argv[1];
     const glm5::Config config = glm5::read_config(fuel);
     glm5::Loader loader(config, fuel);
-    auto backend = std::make_unique<Variants>(make_cuda_backend(0, {512, 512, config.hidden_size}));
+    auto backend = std::make_unique<Variants>(make_cuda_backend(0, {512, config.hidden_size}));
     const std::vector<std::string> names = backend->names;
     auto weights = loader.load(backend->memory(), {});
     auto model = std::make_unique<glm5::Glm5>(config, glm5::Precision{true, true}, std::move(weights),

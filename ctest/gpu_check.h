@@ -20,7 +20,7 @@ constexpr int kSkipped = 77;
 class Gpu {
  public:
   explicit Gpu(int32_t max_rows = 1024, size_t scratch_bytes = 256 << 20)
-      : backend(rocket::make_cuda_backend(2, {max_rows, max_rows, 64})),
+      : backend(rocket::make_cuda_backend(2, {max_rows, 64})),
         scratch(scratch_bytes, "test scratch", backend->memory()),
         exec(backend->exec()),
         ops(backend->ops()),

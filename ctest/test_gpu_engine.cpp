@@ -42,7 +42,7 @@ double distance(const float* a, const float* b, int64_t n) {
 }
 
 void exact() {
-  const auto gpu = load(make_cuda_backend(2, {256, 256, 256}), false), cpu = load(make_cpu_backend(0), false);
+  const auto gpu = load(make_cuda_backend(2, {256, 256}), false), cpu = load(make_cpu_backend(0), false);
   const int64_t vocab = gpu->info().vocab;
   gpu->open();
   cpu->open();
@@ -75,7 +75,7 @@ void exact() {
 }
 
 void rounded() {
-  const auto gpu = load(make_cuda_backend(2, {256, 256, 256}), true), cpu = load(make_cpu_backend(0), false);
+  const auto gpu = load(make_cuda_backend(2, {256, 256}), true), cpu = load(make_cpu_backend(0), false);
   gpu->open();
   cpu->open();
   const Step step = prompt(200, RowKind::kPrefill);

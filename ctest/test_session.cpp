@@ -310,7 +310,7 @@ void draws() {
 
 void budget() {
   auto model = std::make_unique<FakeModel>();
-  rocket::Session session(std::move(model), {1000, 12, 4, 1200});
+  rocket::Session session(std::move(model), {1000, 12, 4, 700});
   const auto a = session.open();
   int fed = 0;
   throws<rocket::PlanError>("state over its budget", [&] {

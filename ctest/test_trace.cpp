@@ -25,9 +25,8 @@ int32_t draw(int32_t low, int32_t high) {
 
 struct Folder {
   Folder() {
-    char name[] = "/tmp/rocket-trace-XXXXXX";
-    if (!mkdtemp(name)) std::abort();
-    path = name;
+    path = (std::filesystem::temp_directory_path() / "rocket-trace-XXXXXX").string();
+    if (!mkdtemp(path.data())) std::abort();
   }
   ~Folder() { std::filesystem::remove_all(path); }
   std::string operator/(const std::string& name) const { return path + "/" + name; }

@@ -174,9 +174,9 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   check_limits(options, config);
   glm5::Loader loader(config, options.fuel_dir, options.expert_cache.given());
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
-  std::unique_ptr<Backend> backend =
-      name == "cuda" ? make_cuda_backend(threads_for(options), {rows, rows, config.hidden_size})
-                     : make_cpu_backend(threads_for(options));
+  std::unique_ptr<Backend> backend = name == "cuda"
+                                         ? make_cuda_backend(threads_for(options), {rows, config.hidden_size})
+                                         : make_cpu_backend(threads_for(options));
   const glm5::Precision precision = precision_for(options, *backend);
   Plan plan = make_plan(options, config, precision, loader, *backend, rows);
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());

@@ -131,7 +131,7 @@ def _same_file(one: str, other: str | int | Path) -> bool:
 
 def _is_regular(given: str | int) -> bool:
     try:
-        return stat.S_ISREG(os.stat(given).st_mode)  # noqa: PTH116
+        return stat.S_ISREG(os.stat(given).st_mode)  # noqa: PTH116  (it may be a descriptor)
     except (OSError, ValueError):
         return False
 

@@ -6,6 +6,7 @@ the boosters with one more change from layer to layer. Same fuel, trace and opti
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import comb
 
 import numpy as np
@@ -41,11 +42,9 @@ def make_split(experts: int, layers: int, boosters: int, by: str, routing: Routi
     if by == "id" or routing is None:
         way = _by_id
     elif by == "load":
-        loads = routing.loads()
-        way = lambda layer, room: _by_load(loads[layer], room)  # noqa: E731
+        way = partial(_layer_by_load, routing.loads())
     else:
-        given = routing
-        way = lambda layer, room: _by_coactivation(*_affinity(given, layer), room)  # noqa: E731
+        way = partial(_layer_by_coactivation, routing)
     owners = [way(layer, sizes(experts, boosters, layer)) for layer in range(layers)]
     return np.array(owners, np.int32).reshape(layers, experts)
 
@@ -53,6 +52,14 @@ def make_split(experts: int, layers: int, boosters: int, by: str, routing: Routi
 def _by_id(layer: int, room: list[int]) -> Sequence[int]:
     """Runs of neighbouring ids."""
     return np.repeat(np.arange(len(room)), room).tolist()
+
+
+def _layer_by_load(loads: npt.NDArray[np.int64], layer: int, room: list[int]) -> Sequence[int]:
+    return _by_load(loads[layer], room)
+
+
+def _layer_by_coactivation(routing: Routing, layer: int, room: list[int]) -> Sequence[int]:
+    return _by_coactivation(*_affinity(routing, layer), room)
 
 
 def _by_load(load: npt.NDArray[np.int64], room: list[int]) -> Sequence[int]:

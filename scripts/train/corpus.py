@@ -47,15 +47,16 @@ def build(
     file."""
     out.mkdir(parents=True, exist_ok=True)
     texts: dict[tuple[str, str], list[str]] = defaultdict(list)
-    sources: dict[str, dict[str, object]] = {}
+    licences: dict[str, str] = {}
+    groups: dict[str, dict[str, int]] = {}  # by source
     seen: set[bytes] = set()
     for document in documents:
         body = _without_repeats(document.body, seen).replace(SEPARATOR, "")
         if len(body) < 150 or len(body) < 0.3 * len(document.body):
             continue
-        entry = sources.setdefault(f"{document.source}", {"licence": document.licence, "groups": {}})
-        groups: dict[str, int] = entry["groups"]  # type: ignore[assignment]
-        groups[document.group] = groups.get(document.group, 0) + len(body)
+        licences.setdefault(document.source, document.licence)
+        sizes_of = groups.setdefault(document.source, {})
+        sizes_of[document.group] = sizes_of.get(document.group, 0) + len(body)
         texts["test" if _is_test(document) else "train", document.group].append(body)
     texts["train", "facts"] = list(fact_documents(seed, facts))
     texts["test", "facts"] = list(fact_documents(seed + 1, facts // 100))
@@ -67,6 +68,7 @@ def build(
             bodies = texts[split, group]
             (out / f"{split}-{group}.txt").write_bytes(SEPARATOR.join(bodies).encode())
             sizes[split][group] = sum(map(len, bodies))
+    sources = {name: {"licence": licences[name], "groups": groups[name]} for name in licences}
     (out / "sources.json").write_text(json.dumps(sources, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return sizes
 

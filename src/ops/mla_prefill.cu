@@ -7,6 +7,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/mla.cuh"
+#include "ops/mma.cuh"
 
 namespace rocket::cuda {
 namespace {
@@ -27,26 +28,6 @@ static_assert(sizeof(Shared) <= kSharedLimit);
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void load_transposed(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-// c += a * b for 16 x 16 times 16 x 8.
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // Where a warp's tokens of coming tiles lie. Lane j has the warp's token j % kOwn. An address is looked up one tile before
@@ -124,8 +105,8 @@ __device__ __forceinline__ void logits(float (&c)[kGroups][4], const uint32_t (&
     for (int g = 0; g < kGroups; g += 2) {
       uint32_t b[4];
       load_matrices(b, at + (g * 8 * kStride + 16 * s) * 2);
-      multiply(c[g], q[s], b[0], b[1]);
-      multiply(c[g + 1], q[s], b[2], b[3]);
+      multiply_add(c[g], q[s], b[0], b[1]);
+      multiply_add(c[g + 1], q[s], b[2], b[3]);
     }
   }
 }
@@ -144,8 +125,8 @@ __device__ __forceinline__ void values(float (&o)[kColumns][4], const float (&we
     for (int n = 0; n < kColumns; n += 2) {
       uint32_t b[4];
       load_transposed(b, at + (s * 16 * kStride + n * 8) * 2);
-      multiply(o[n], a, b[0], b[1]);
-      multiply(o[n + 1], a, b[2], b[3]);
+      multiply_add(o[n], a, b[0], b[1]);
+      multiply_add(o[n + 1], a, b[2], b[3]);
     }
   }
 }

@@ -179,12 +179,8 @@ void Session::prepare(const Step& step, StepPlan& plan) {
 
 // A backend that rounds prompts for tensor cores gets decode rows in a pass of their own, so that what shares a step
 // with them never changes their bits. A stream with any prompt row counts as a prompt.
-std::vector<StepPlan> Session::passes(const Step& step, StepPlan plan) {
+std::vector<StepPlan> Session::passes(const Step& step, const StepPlan& plan) {
   std::vector<StepPlan> all;
-  if (!model_->rounds_prefill()) {
-    all.push_back(std::move(plan));
-    return all;
-  }
   StepPlan decode, prompt;
   size_t wanted = 0;
   for (size_t s = 0; s < plan.segment.size(); ++s) {
@@ -269,7 +265,11 @@ StepResult Session::run(const Step& step, const std::vector<SamplingParams>* sam
   }
   if (sampling) plan.sampling = *sampling;
   try {
-    for (const StepPlan& pass : passes(step, plan)) model_->forward(pass);
+    if (model_->rounds_prefill()) {
+      for (const StepPlan& pass : passes(step, plan)) model_->forward(pass);
+    } else {
+      model_->forward(plan);
+    }
     settled_ = wanted_.empty();
     if (pool_.memory().host()) settle();
   } catch (...) {

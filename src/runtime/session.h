@@ -72,7 +72,7 @@ class Session : public Engine {
   void check_row(const Row& row, size_t index, int64_t expected) const;
   void prepare(const Step& step, StepPlan& plan);
   StepResult run(const Step& step, const std::vector<SamplingParams>* sampling);
-  std::vector<StepPlan> passes(const Step& step, StepPlan plan);
+  std::vector<StepPlan> passes(const Step& step, const StepPlan& plan);
   void settle();
   void replay(StreamId id, const StreamState& past, int64_t position);
 

@@ -65,7 +65,7 @@ std::vector<std::pair<char*, size_t>> StreamState::runs(int part, int64_t rows) 
 void StreamState::link_pages() {
   const auto count = static_cast<int64_t>(pages_.size());
   if (count > capacity_) {
-    const int64_t wanted = std::max<int64_t>({count, 2 * capacity_, 64});
+    const int64_t wanted = std::max<int64_t>({count, 2 * capacity_, 8});
     table_ = pool_.table(wanted);
     capacity_ = wanted;
     unlinked_ = 0;
