@@ -4,10 +4,12 @@
 // are poisoned before the op runs and lie between guard regions that are checked afterwards.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -129,6 +131,22 @@ inline std::vector<uint16_t> normal_bf16(int64_t n, double scale = 1.0) {
   const std::vector<float> f = normal(n, scale);
   for (int64_t i = 0; i < n; ++i) v[i] = rocket::f32_to_bf16(f[i]);
   return v;
+}
+
+// The experts that `rows` rows choose: topk distinct ones each, ascending; with `holes` -1 (held elsewhere) for some.
+inline std::vector<int32_t> routed_ids(int64_t rows, int32_t topk, int32_t experts, bool holes) {
+  std::vector<int32_t> ids, all(static_cast<size_t>(experts));
+  std::iota(all.begin(), all.end(), 0);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::shuffle(all.begin(), all.end(), rng());
+    std::vector<int32_t> row(all.begin(), all.begin() + topk);
+    std::sort(row.begin(), row.end());
+    for (int32_t& id : row) {
+      if (holes && uniform_int(0, 3) == 0) id = -1;
+    }
+    ids.insert(ids.end(), row.begin(), row.end());
+  }
+  return ids;
 }
 
 // An Exec with its own pool and scratch, for calling ops.

@@ -98,17 +98,7 @@ struct Routing {
 // Ascending distinct experts a row; every so often -1 (held elsewhere) in place of some.
 Routing random_routing(int64_t rows, int32_t topk, int32_t experts, bool holes) {
   Routing routing;
-  std::vector<int32_t> all(experts);
-  std::iota(all.begin(), all.end(), 0);
-  for (int64_t r = 0; r < rows; ++r) {
-    std::shuffle(all.begin(), all.end(), check::rng());
-    std::vector<int32_t> row(all.begin(), all.begin() + topk);
-    std::sort(row.begin(), row.end());
-    for (int32_t& id : row) {
-      if (holes && check::uniform_int(0, 3) == 0) id = -1;
-    }
-    routing.id.insert(routing.id.end(), row.begin(), row.end());
-  }
+  routing.id = check::routed_ids(rows, topk, experts, holes);
   routing.weight = check::normal(rows * topk);
   return routing;
 }

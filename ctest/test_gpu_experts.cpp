@@ -120,17 +120,7 @@ Step random_step(const Model& m, int64_t rows, int32_t topk, float limit, bool h
   s.limit = limit;
   s.x = check::normal(rows * s.ldx);
   s.weight = check::normal(rows * topk);
-  std::vector<int32_t> all(static_cast<size_t>(m.experts));
-  std::iota(all.begin(), all.end(), 0);
-  for (int64_t r = 0; r < rows; ++r) {
-    std::shuffle(all.begin(), all.end(), check::rng());
-    std::vector<int32_t> row(all.begin(), all.begin() + topk);
-    std::sort(row.begin(), row.end());
-    for (int32_t& id : row) {
-      if (holes && check::uniform_int(0, 3) == 0) id = -1;
-    }
-    s.id.insert(s.id.end(), row.begin(), row.end());
-  }
+  s.id = check::routed_ids(rows, topk, m.experts, holes);
   return s;
 }
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,11 +161,20 @@ def test_profile_and_diagnostics(fuel: Path) -> None:
     assert len(whole["diagnostics"]["stream_mean_rms"]) == 8
     assert all(rms > 0 for rms in whole["diagnostics"]["stream_mean_rms"])
     assert 0 < whole["diagnostics"]["mean_router_entropy"] <= np.log(4) + 1e-6
-    stages = whole["profile"]["decode"]
-    assert sum(s["ms"] for s in stages if not s["of_which"]) > 0
-    # Nothing is counted twice: the stages together take no longer than the steps that they are part of.
-    total = sum(s["ms"] for s in stages if not s["of_which"])
-    assert total <= whole["timing"]["decode_s"] * 1000
+    shares = [_share_of_stages(whole)]
+    # Nothing large is left out. What interrupts the program between two stages is no stage's: one of several
+    # runs has to show it.
+    while shares[-1] <= 0.5 and len(shares) < 6:
+        shares.append(_share_of_stages(json.loads(decode(fuel, *arguments, "--json").out)))
+    assert shares[-1] > 0.5, shares
+
+
+def _share_of_stages(whole: dict[str, Any]) -> float:
+    """Of the time of the decode steps. Nothing is counted twice: it is never more than all of it."""
+    total = sum(s["ms"] for s in whole["profile"]["decode"] if not s["of_which"])
+    share = total / (whole["timing"]["decode_s"] * 1000)
+    assert 0 < share <= 1
+    return share
 
 
 def test_the_fuel_that_ships_is_the_default() -> None:
