@@ -43,6 +43,7 @@ OpTable wrapped(std::vector<std::string>& names) {
   OP(kda_gates, KdaGatesParams);
   OP(kda_recurrence, KdaRecurrenceParams);
   OP(gated_norm, GatedNormParams);
+  OP(kda_head, KdaHeadParams);
   OP(pool_update, PoolUpdateParams);
   OP(index_select, IndexSelectParams);
   OP(latent_append, LatentAppendParams);

@@ -3,6 +3,7 @@
 //
 //   bench_gpu_step_ops
 #include "gpu_bench.h"
+#include "kda_head.h"
 #include "ops/rows.h"
 
 namespace {
@@ -178,12 +179,66 @@ void kda(check::Gpu& gpu, int32_t rows, double rate) {
   check::report(name("gated_norm", rows).c_str(), norm, 4.0 * 3.0 * rows * width, rate);
 }
 
+// All between the projections and the output product of a KDA layer in decode, in one kernel and op by op: streams of
+// one row each, or one stream of all rows.
+void kda_head(check::Gpu& gpu, int32_t rows, bool decode, double rate) {
+  const int32_t used = decode ? rows : 1;
+  const check::HeadCase c{{rows}, kHeads, kDim, kTaps, WeightFormat::kBF16, true};
+  const int64_t width = c.width();
+  const Segments segments(gpu, rows, decode);
+  const Rotating raw(gpu, rows * kChannels), conv(gpu, kTaps * kChannels, 0.3), tails(gpu, used * c.tail()),
+      states(gpu, used * c.state(), 0.1), low(gpu, 2 * rows * kDim), weight(gpu, width * kDim),
+      small(gpu, width);
+  const DeviceArray<float> room(gpu, rows * (kChannels + 3 * width + kHeads));
+  const Pointers tail_of(gpu, tails, rows, used, c.tail()), state_of(gpu, states, rows, used, c.state());
+  const auto params = [&](int i) {
+    float* const f = room.data() + rows * kChannels;
+    const char* const w = reinterpret_cast<const char*>(weight[i]);
+    const Weight f_b{WeightFormat::kBF16, width, kDim, w},
+        g_b{WeightFormat::kBF16, width, kDim, w + 2 * width * kDim};
+    return check::head_params(c,
+                              {raw[i],
+                               low[i],
+                               low[i] + rows * kDim,
+                               conv[i],
+                               small[i],
+                               small[i],
+                               small[i],
+                               f_b,
+                               g_b,
+                               room.data(),
+                               f,
+                               f + rows * width,
+                               f + 3 * rows * width,
+                               f + 2 * rows * width,
+                               segments.segment.data(),
+                               rows,
+                               tail_of.set[static_cast<size_t>(i)]->data(),
+                               state_of.set[static_cast<size_t>(i)]->data(),
+                               nullptr,
+                               nullptr},
+                              rows);
+  };
+  const double bytes = 4.0 * (2.0 * used * (c.state() + c.tail()) + rows * (kChannels + 2.0 * kDim + width) +
+                              width * kDim + kTaps * kChannels);
+  const std::string what = decode ? "" : ", one stream";
+  const double whole = check::time_us(gpu, kLaunches, [&](int i) { gpu.ops.kda_head(params(i), gpu.exec); });
+  check::report((name("kda_head", rows) + what).c_str(), whole, bytes, rate);
+  const double steps =
+      check::time_us(gpu, kLaunches, [&](int i) { check::head_step_by_step(gpu.ops, params(i), gpu.exec); });
+  check::report((name("kda_head op by op", rows) + what).c_str(), steps, bytes, rate);
+}
+
 void all(check::Gpu& gpu) {
   const double rate = check::read_rate(gpu);
   std::printf("streaming read %.1f GB/s\n", rate * 1e-9);
   for (const int32_t rows : {1, 8, 512}) {
     hyper(gpu, rows, rate);
     kda(gpu, rows, rate);
+  }
+  for (const int32_t rows : {1, 2, 4, 8, 16}) {
+    kda_head(gpu, rows, true, rate);
+    if (rows > 1) kda_head(gpu, rows, false, rate);
   }
   check::expect(true, "measured");
 }

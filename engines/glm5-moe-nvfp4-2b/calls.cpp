@@ -4,6 +4,19 @@
 #include "glm5-moe-nvfp4-2b/forward.h"
 
 namespace rocket::glm5 {
+namespace {
+
+LinearParams linear_params(const float* x, int64_t ldx, int32_t rows,
+                           std::initializer_list<LinearPart> parts) {
+  LinearParams p;
+  p.x = x;
+  p.ldx = ldx;
+  p.rows = rows;
+  for (const LinearPart& part : parts) p.part[p.part_count++] = part;
+  return p;
+}
+
+}  // namespace
 
 Glm5::Activations Glm5::activations(int32_t rows) {
   const int64_t R = rows, N = config_.hc_mult, H = config_.hidden_size;
@@ -115,12 +128,7 @@ void Glm5::hyper_post(Activations& a) {
 }
 
 void Glm5::linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts) {
-  LinearParams p;
-  p.x = x;
-  p.ldx = ldx;
-  p.rows = rows;
-  for (const LinearPart& part : parts) p.part[p.part_count++] = part;
-  ops_.linear(p, exec_);
+  ops_.linear(linear_params(x, ldx, rows, parts), exec_);
 }
 
 void Glm5::norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias) {
@@ -135,7 +143,8 @@ void Glm5::norm(float* x, int32_t rows, int64_t dim, const float* weight, float 
   ops_.norm(p, exec_);
 }
 
-void Glm5::kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b) {
+KdaConvParams Glm5::kda_conv(size_t index, const KdaWeights& w, const StepView& step,
+                             const KdaBuffers& b) const {
   const RecurrentPart& tail = layout_.recurrent()[static_cast<size_t>(state_part_[index]) + 1];
   KdaConvParams p;
   p.x = b.raw;
@@ -149,10 +158,10 @@ void Glm5::kda_conv(size_t index, const KdaWeights& w, const StepView& step, con
   p.tail = step.state_part(tail);
   p.checkpoint = step.checkpoint_part(tail);
   p.y = b.qkv;
-  ops_.kda_conv(p, exec_);
+  return p;
 }
 
-void Glm5::kda_gates(const KdaWeights& w, const KdaBuffers& b) {
+KdaGatesParams Glm5::kda_gates(const KdaWeights& w, const KdaBuffers& b) const {
   KdaGatesParams p;
   p.f = p.g = b.decay;
   p.b = p.beta = b.beta;
@@ -163,10 +172,10 @@ void Glm5::kda_gates(const KdaWeights& w, const KdaBuffers& b) {
   p.rows = b.rows;
   p.heads = config_.linear_num_heads;
   p.head_dim = config_.linear_head_dim;
-  ops_.kda_gates(p, exec_);
+  return p;
 }
 
-void Glm5::kda_recurrence(size_t index, const StepView& step, const KdaBuffers& b) {
+KdaRecurrenceParams Glm5::kda_recurrence(size_t index, const StepView& step, const KdaBuffers& b) const {
   const RecurrentPart& state = layout_.recurrent()[static_cast<size_t>(state_part_[index])];
   const int64_t C = config_.kda_channels();
   KdaRecurrenceParams p;
@@ -184,10 +193,10 @@ void Glm5::kda_recurrence(size_t index, const StepView& step, const KdaBuffers& 
   p.state = step.state_part(state);
   p.checkpoint = step.checkpoint_part(state);
   p.o = b.o;
-  ops_.kda_recurrence(p, exec_);
+  return p;
 }
 
-void Glm5::gated_norm(const KdaWeights& w, const KdaBuffers& b) {
+GatedNormParams Glm5::gated_norm(const KdaWeights& w, const KdaBuffers& b) const {
   GatedNormParams p;
   p.o = p.y = b.o;
   p.gate = b.gate;
@@ -196,7 +205,19 @@ void Glm5::gated_norm(const KdaWeights& w, const KdaBuffers& b) {
   p.rows = b.rows;
   p.heads = config_.linear_num_heads;
   p.head_dim = config_.linear_head_dim;
-  ops_.gated_norm(p, exec_);
+  return p;
+}
+
+void Glm5::kda_head(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b) {
+  const int64_t C = config_.kda_channels(), D = config_.linear_head_dim;
+  KdaHeadParams p;
+  p.f_b = linear_params(b.f_low, D, b.rows, {{w.f_b, b.decay, C}});
+  p.g_b = linear_params(b.g_low, D, b.rows, {{w.g_b, b.gate, C}});
+  p.conv = kda_conv(index, w, step, b);
+  p.gates = kda_gates(w, b);
+  p.recurrence = kda_recurrence(index, step, b);
+  p.norm = gated_norm(w, b);
+  ops_.kda_head(p, exec_);
 }
 
 void Glm5::latent_append(size_t index, const StepView& step, const MlaBuffers& b) {

@@ -45,12 +45,7 @@ void Glm5::kda(size_t index, const KdaWeights& w, const StepView& step, Activati
           {w.f_a, b.f_low, D},
           {w.g_a, b.g_low, D},
           {w.b, b.beta, config_.linear_num_heads}});
-  linear(b.f_low, D, a.rows, {{w.f_b, b.decay, C}});
-  linear(b.g_low, D, a.rows, {{w.g_b, b.gate, C}});
-  kda_conv(index, w, step, b);
-  kda_gates(w, b);
-  kda_recurrence(index, step, b);
-  gated_norm(w, b);
+  kda_head(index, w, step, b);
   linear(b.o, C, a.rows, {{w.o, a.block, H}});
 }
 

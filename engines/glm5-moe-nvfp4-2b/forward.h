@@ -136,10 +136,11 @@ class Glm5 : public Model {
   void hyper_post(Activations& a);
   void linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts);
   void norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias = nullptr);
-  void kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b);
-  void kda_gates(const KdaWeights& w, const KdaBuffers& b);
-  void kda_recurrence(size_t index, const StepView& step, const KdaBuffers& b);
-  void gated_norm(const KdaWeights& w, const KdaBuffers& b);
+  KdaConvParams kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b) const;
+  KdaGatesParams kda_gates(const KdaWeights& w, const KdaBuffers& b) const;
+  KdaRecurrenceParams kda_recurrence(size_t index, const StepView& step, const KdaBuffers& b) const;
+  GatedNormParams gated_norm(const KdaWeights& w, const KdaBuffers& b) const;
+  void kda_head(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b);
   void latent_append(size_t index, const StepView& step, const MlaBuffers& b);
   void pool_update(size_t index, const IndexerWeights& w, const StepView& step, const MlaBuffers& b);
   void index_select(size_t index, const StepView& step, Activations& a, const MlaBuffers& b);

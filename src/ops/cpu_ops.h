@@ -18,6 +18,7 @@ void kda_conv(const KdaConvParams& p, Exec& exec);
 void kda_gates(const KdaGatesParams& p, Exec& exec);
 void kda_recurrence(const KdaRecurrenceParams& p, Exec& exec);
 void gated_norm(const GatedNormParams& p, Exec& exec);
+void kda_head(const KdaHeadParams& p, Exec& exec);
 void pool_update(const PoolUpdateParams& p, Exec& exec);
 void index_select(const IndexSelectParams& p, Exec& exec);
 void latent_append(const LatentAppendParams& p, Exec& exec);

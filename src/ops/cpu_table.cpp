@@ -14,6 +14,7 @@ void fill_table(OpTable& table) {
   table.kda_gates = kda_gates;
   table.kda_recurrence = kda_recurrence;
   table.gated_norm = gated_norm;
+  table.kda_head = kda_head;
   table.pool_update = pool_update;
   table.index_select = index_select;
   table.latent_append = latent_append;

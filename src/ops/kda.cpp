@@ -383,4 +383,13 @@ void gated_norm(const GatedNormParams& p, Exec& exec) {
   });
 }
 
+void kda_head(const KdaHeadParams& p, Exec& exec) {
+  linear(p.f_b, exec);
+  linear(p.g_b, exec);
+  kda_conv(p.conv, exec);
+  kda_gates(p.gates, exec);
+  kda_recurrence(p.recurrence, exec);
+  gated_norm(p.norm, exec);
+}
+
 }  // namespace rocket::ROCKET_ISA

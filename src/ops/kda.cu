@@ -4,6 +4,7 @@
 
 #include "ops/cuda.cuh"
 #include "ops/cuda_ops.h"
+#include "ops/kda.cuh"
 #include "ops/quad.cuh"
 
 namespace rocket::cuda {
@@ -133,11 +134,6 @@ __global__ void __launch_bounds__(kThreads) conv_kernel(KdaConvParams p, int row
 
 // --- gates ---
 
-__device__ __forceinline__ float decay(const KdaGatesParams& p, float f, float a) {
-  if (p.bounded) return p.lower_bound * sigmoid(a * f);
-  return -a * (f > 20.0f ? f : log1pf(expf(f)));
-}
-
 // The first `quads` blocks of a row have four channels a thread, of one head (kVector) or of several; the rest have
 // beta.
 template <bool kVector>
@@ -159,16 +155,12 @@ __global__ void __launch_bounds__(kThreads) gates_kernel(KdaGatesParams p, int q
   }
   wait_for_previous();
   const float4 f = load_quad<kVector>(p.f + row * width + at, left);
-  const float4 g = make_float4(decay(p, f.x + bias.x, a[0]), decay(p, f.y + bias.y, a[1]),
-                               decay(p, f.z + bias.z, a[2]), decay(p, f.w + bias.w, a[3]));
+  const float4 g = make_float4(kda_decay(p, f.x + bias.x, a[0]), kda_decay(p, f.y + bias.y, a[1]),
+                               kda_decay(p, f.z + bias.z, a[2]), kda_decay(p, f.w + bias.w, a[3]));
   store_quad<kVector>(p.g + row * width + at, g, left);
 }
 
 // --- gated norm ---
-
-__device__ __forceinline__ float gated(float o, float r, float w, float gate) {
-  return o * r * w * sigmoid(gate);
-}
 
 // A warp for each row and head. kQuad: Dv is 128, a quad for each lane; else any Dv, a lane takes every 32nd element.
 template <bool kQuad>
@@ -187,15 +179,15 @@ __global__ void __launch_bounds__(kThreads) gated_norm_kernel(GatedNormParams p)
     const float4 gate = load_quad<true>(p.gate + base + 4 * lane, 4);
     const float r = rsqrtf(warp_sum(plus_dot(0, o, o)) / dim + p.eps);
     store_quad<true>(p.y + base + 4 * lane,
-                     make_float4(gated(o.x, r, w.x, gate.x), gated(o.y, r, w.y, gate.y),
-                                 gated(o.z, r, w.z, gate.z), gated(o.w, r, w.w, gate.w)),
+                     make_float4(kda_gated(o.x, r, w.x, gate.x), kda_gated(o.y, r, w.y, gate.y),
+                                 kda_gated(o.z, r, w.z, gate.z), kda_gated(o.w, r, w.w, gate.w)),
                      4);
   } else {
     float squares = 0;
     for (int i = lane; i < p.head_dim; i += kWarp) squares = fmaf(p.o[base + i], p.o[base + i], squares);
     const float r = rsqrtf(warp_sum(squares) / dim + p.eps);
     for (int i = lane; i < p.head_dim; i += kWarp)
-      p.y[base + i] = gated(p.o[base + i], r, p.weight[i], p.gate[base + i]);
+      p.y[base + i] = kda_gated(p.o[base + i], r, p.weight[i], p.gate[base + i]);
   }
 }
 

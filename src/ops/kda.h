@@ -12,8 +12,11 @@
 //   q = l2norm(q) * Dk^-1/2, k = l2norm(k)                              l2norm(x) = x / sqrt(sum x^2 + 1e-6)
 //   S *= exp(g) along Dk;  d = beta * (v - S^T k);  S += k d^T;  o = S^T q
 // gated_norm: y = o * rsqrt(mean(o^2) + eps) * w * sigmoid(gate)         over each head's Dv
+// kda_head: all that lies between the projections of a layer and its output product: linear (f_b), linear (g_b),
+// kda_conv, kda_gates, kda_recurrence, gated_norm, with the bits that these give one after the other.
 #pragma once
 
+#include "ops/linear.h"
 #include "ops/rows.h"
 
 namespace rocket {
@@ -79,6 +82,17 @@ struct GatedNormParams {
   int32_t heads = 0;
   int32_t head_dim = 0;
   float* y = nullptr;  // out [rows, heads*D], may be o itself
+};
+
+// The params of the ops in order, each of which reads what those before it write. Of the rows, only norm.y, and states,
+// tails and checkpoints are sure to be written: the rest is room for an implementation that does op after op.
+struct KdaHeadParams {
+  LinearParams f_b;  // one part, to gates.f
+  LinearParams g_b;  // one part, to norm.gate
+  KdaConvParams conv;
+  KdaGatesParams gates;
+  KdaRecurrenceParams recurrence;
+  GatedNormParams norm;
 };
 
 }  // namespace rocket

@@ -81,17 +81,17 @@ const OpTable& cpu_ops(const char* isa) {
 
 const OpTable& no_ops() {
   static const OpTable table = {
-      [](const EmbedParams&, Exec&) {},       [](const HyperPreParams&, Exec&) {},
-      [](const HyperPostParams&, Exec&) {},   [](const HyperHeadParams&, Exec&) {},
-      [](const LinearParams&, Exec&) {},      [](const HeadLinearParams&, Exec&) {},
-      [](const NormParams&, Exec&) {},        [](const KdaConvParams&, Exec&) {},
-      [](const KdaGatesParams&, Exec&) {},    [](const KdaRecurrenceParams&, Exec&) {},
-      [](const GatedNormParams&, Exec&) {},   [](const PoolUpdateParams&, Exec&) {},
-      [](const IndexSelectParams&, Exec&) {}, [](const LatentAppendParams&, Exec&) {},
-      [](const SparseMlaParams&, Exec&) {},   [](const RouterParams&, Exec&) {},
-      [](const SwigluParams&, Exec&) {},      [](const ExpertFfnParams&, Exec&) {},
-      [](const ExpertSumParams&, Exec&) {},   [](const SampleParams&, Exec&) {},
-      [](const FiniteParams&, Exec&) {},
+      [](const EmbedParams&, Exec&) {},        [](const HyperPreParams&, Exec&) {},
+      [](const HyperPostParams&, Exec&) {},    [](const HyperHeadParams&, Exec&) {},
+      [](const LinearParams&, Exec&) {},       [](const HeadLinearParams&, Exec&) {},
+      [](const NormParams&, Exec&) {},         [](const KdaConvParams&, Exec&) {},
+      [](const KdaGatesParams&, Exec&) {},     [](const KdaRecurrenceParams&, Exec&) {},
+      [](const GatedNormParams&, Exec&) {},    [](const KdaHeadParams&, Exec&) {},
+      [](const PoolUpdateParams&, Exec&) {},   [](const IndexSelectParams&, Exec&) {},
+      [](const LatentAppendParams&, Exec&) {}, [](const SparseMlaParams&, Exec&) {},
+      [](const RouterParams&, Exec&) {},       [](const SwigluParams&, Exec&) {},
+      [](const ExpertFfnParams&, Exec&) {},    [](const ExpertSumParams&, Exec&) {},
+      [](const SampleParams&, Exec&) {},       [](const FiniteParams&, Exec&) {},
   };
   return table;
 }

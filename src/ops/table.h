@@ -29,6 +29,7 @@ struct OpTable {
   void (*kda_gates)(const KdaGatesParams&, Exec&) = nullptr;
   void (*kda_recurrence)(const KdaRecurrenceParams&, Exec&) = nullptr;
   void (*gated_norm)(const GatedNormParams&, Exec&) = nullptr;
+  void (*kda_head)(const KdaHeadParams&, Exec&) = nullptr;
   void (*pool_update)(const PoolUpdateParams&, Exec&) = nullptr;
   void (*index_select)(const IndexSelectParams&, Exec&) = nullptr;
   void (*latent_append)(const LatentAppendParams&, Exec&) = nullptr;
