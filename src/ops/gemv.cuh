@@ -8,7 +8,8 @@
 //
 // A block takes a range of groups of G outputs, over all of `in`. A warp's work is a unit: one group in one slice. Units
 // are independent, so that a block has enough of them for its warps even where it has few outputs; their sums wait in
-// shared memory. x lies in shared memory too, as many slices of it at once as there is room for (a phase).
+// shared memory. x lies in shared memory too, as many slices of it at once as there is room for (a phase). For a row or
+// two of BF16 see gemv_ring.cuh.
 #pragma once
 
 #include "ops/weight_decode.cuh"
@@ -50,22 +51,15 @@ inline void gemv_slices(int64_t in, int32_t& slices, int32_t& slice) {
   slice = static_cast<int32_t>(((in + slices - 1) / slices + kStep - 1) / kStep * kStep);
 }
 
-// Weights come through a ring of copies into shared memory (BF16 only), or straight into registers, one step ahead.
-// The ring holds more bytes in flight and few registers, so that the next kernel finds room to fill its own ring while
-// this one ends.
-template <WeightFormat F, bool kVector_, bool kRing_, int R_>
+template <WeightFormat F, bool kVector_, int R_>
 struct GemvKind {
   static constexpr WeightFormat kFormat = F;
-  static constexpr bool kVector = kVector_, kRing = kRing_;
-  static constexpr int R = R_;                                  // rows of x
-  static constexpr int G = F == WeightFormat::kF32 ? 2 : 4;     // outputs of a group
-  static constexpr int kWarps = kRing ? 8 : R == 16 ? 12 : 16;  // as many as registers allow
+  static constexpr bool kVector = kVector_;
+  static constexpr int R = R_;                               // rows of x
+  static constexpr int G = F == WeightFormat::kF32 ? 2 : 4;  // outputs of a group
+  static constexpr int kWarps = R == 16 ? 12 : 16;           // as many as registers allow
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kStages = 4;                  // of the ring
-  static constexpr int kStageBytes = G * kStep * 2;  // of a warp
-  static constexpr int kRingBytes = kRing ? kWarps * kStages * kStageBytes : 0;
   using L = Lane<F, kVector>;
-  static_assert(!kRing || (F == WeightFormat::kBF16 && kVector));
 
   static constexpr size_t x_bytes(int64_t phase_columns) { return sizeof(float) * R * phase_columns; }
   // Sums of the units of a phase, and totals of the phases before.
@@ -134,57 +128,17 @@ struct GemvWalk {
   }
 };
 
-// Brings 16 bytes into shared memory past the first-level cache, or zeros.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(there ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void copy_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// The steps of a warp as a stream of raw weights. Each lane reads what it has copied itself, so the ring needs no
-// barriers.
+// The steps of a warp as a stream of raw weights, straight into registers, one step ahead.
 template <typename K>
 struct GemvStream {
-  using Raw = typename K::L::Raw;
   using Walk = GemvWalk<K::G, K::kWarps>;
   Walk ahead;
-  Raw next[K::kRing ? 1 : K::G];
-  char* ring;
-  int slot = 0;
+  typename K::L::Raw next[K::G];
 
-  __device__ __forceinline__ GemvStream(const GemvParams& p, const Walk& start, char* shared, int warp,
-                                        int lane, int first_group, int groups)
+  __device__ __forceinline__ GemvStream(const GemvParams& p, const Walk& start, int warp, int lane,
+                                        int first_group, int groups)
       : ahead(start) {
-    if constexpr (K::kRing) {
-      ring = shared + warp * (K::kStages * K::kStageBytes) + lane * 16;
-#pragma unroll 1
-      for (int s = 0; s < K::kStages; ++s) fill(p, s, warp, lane, first_group, groups);
-    } else {
-      fetch(p, warp, lane, first_group, groups);
-    }
-  }
-  __device__ __forceinline__ void fill(const GemvParams& p, int s, int warp, int lane, int first_group,
-                                       int groups) {
-    if (!ahead.done) {
-      const int column = ahead.column(p, lane);
-      const bool there = column < p.in;
-#pragma unroll
-      for (int g = 0; g < K::G; ++g) {
-        const WeightRow w = ahead.output(g);
-        copy_async(ring + s * K::kStageBytes + g * (kStep * 2),
-                   w.data + (int64_t{w.row} * w.in + (there ? column : 0)) * 2, there);
-      }
-      ahead.advance(p, warp, first_group, groups);
-    }
-    copy_commit();
+    fetch(p, warp, lane, first_group, groups);
   }
   __device__ __forceinline__ void fetch(const GemvParams& p, int warp, int lane, int first_group,
                                         int groups) {
@@ -197,24 +151,12 @@ struct GemvStream {
   // The next step's weights, decoded, and their scales; then asks for later ones.
   __device__ __forceinline__ void take(float (&w)[K::G][kLaneColumns], float (&scale)[K::G],
                                        const GemvParams& p, int warp, int lane, int first_group, int groups) {
-    if constexpr (K::kRing) copy_wait<K::kStages - 1>();
 #pragma unroll
     for (int g = 0; g < K::G; ++g) {
-      Raw raw;
-      if constexpr (K::kRing) {
-        raw.v = *reinterpret_cast<const uint4*>(ring + slot * K::kStageBytes + g * (kStep * 2));
-      } else {
-        raw = next[g];
-      }
-      K::L::values(raw, w[g]);
-      scale[g] = K::L::scale(raw);
+      K::L::values(next[g], w[g]);
+      scale[g] = K::L::scale(next[g]);
     }
-    if constexpr (K::kRing) {
-      fill(p, slot, warp, lane, first_group, groups);
-      slot = (slot + 1) % K::kStages;
-    } else {
-      fetch(p, warp, lane, first_group, groups);
-    }
+    fetch(p, warp, lane, first_group, groups);
   }
 };
 
@@ -317,13 +259,25 @@ __device__ __forceinline__ void gemv_put(float (&sum)[K::G * K::R], float* to, i
   }
 }
 
+// Sum number i of a block's [groups][G][R] goes out.
+template <typename K>
+__device__ __forceinline__ void gemv_result(const GemvParams& p, int first_group, int i, float t) {
+  constexpr int N = K::G * K::R;
+  const int group = first_group + i / N, g = i % N / K::R, r = i % K::R, row0 = blockIdx.y * K::R;
+  const GemvPart& part = p.part[gemv_part(p, group)];
+  const int o = (group - part.first_group) * K::G + g;
+  if (o >= part.out || row0 + r >= p.rows) return;
+  if (K::kFormat == WeightFormat::kNVFP4) t *= part.global;
+  if (part.bias) t += part.bias[o];
+  part.y[(row0 + r) * part.ldy + o] = t;
+}
+
 // Adds a phase's slices to the totals, in order; after the last phase the results go out.
 template <typename K>
 __device__ __forceinline__ void gemv_combine(const GemvParams& p, int phase, int first_group, int groups,
                                              const float* table, float* total) {
   constexpr int N = K::G * K::R;
   const int slices = GemvWalk<K::G, K::kWarps>::slices_of(p, phase), stride = p.block_groups * N;
-  const int row0 = blockIdx.y * K::R;
   for (int i = threadIdx.x; i < groups * N; i += K::kThreads) {
     float t = phase > 0 ? total[i] : 0.0f;
     for (int s = 0; s < slices; ++s) t += table[s * stride + i];
@@ -331,13 +285,7 @@ __device__ __forceinline__ void gemv_combine(const GemvParams& p, int phase, int
       total[i] = t;
       continue;
     }
-    const int group = first_group + i / N, g = i % N / K::R, r = i % K::R;
-    const GemvPart& part = p.part[gemv_part(p, group)];
-    const int o = (group - part.first_group) * K::G + g;
-    if (o >= part.out || row0 + r >= p.rows) continue;
-    if (K::kFormat == WeightFormat::kNVFP4) t *= part.global;
-    if (part.bias) t += part.bias[o];
-    part.y[(row0 + r) * part.ldy + o] = t;
+    gemv_result<K>(p, first_group, i, t);
   }
 }
 
@@ -349,13 +297,13 @@ __global__ void __launch_bounds__(K::kThreads, 1) gemv_kernel(const __grid_const
   const int first_group = static_cast<int>(int64_t{p.groups} * blockIdx.x / gridDim.x);
   const int groups = static_cast<int>(int64_t{p.groups} * (blockIdx.x + 1) / gridDim.x) - first_group;
   const int phase_columns = p.phase_slices * p.slice;
-  float* xs = reinterpret_cast<float*>(shared + K::kRingBytes);
+  float* xs = reinterpret_cast<float*>(shared);
   float* table = xs + K::R * phase_columns;
   float* total = table + p.phase_slices * p.block_groups * N;
 
   start_next();
   GemvWalk<K::G, K::kWarps> at(p, warp, first_group, groups);
-  GemvStream<K> stream(p, at, shared, warp, lane, first_group, groups);
+  GemvStream<K> stream(p, at, warp, lane, first_group, groups);
   wait_for_previous();
   for (int phase = 0; phase < p.phases; ++phase) {
     gemv_load_x<K>(p, phase, xs);

@@ -22,11 +22,19 @@ void run_gemv<WeightFormat::kMXFP8>(GemvParams& p, bool vector, Exec& exec);
 
 constexpr int kGemvRows = 16;  // of a tile, at most
 
+inline void gemv_groups(GemvParams& p, int size) {
+  p.groups = 0;
+  for (int i = 0; i < p.part_count; ++i) {
+    p.part[i].first_group = p.groups;
+    p.groups += (p.part[i].out + size - 1) / size;
+  }
+}
+
 template <typename K>
 void launch_gemv(GemvParams& p, Exec& exec) {
   // Room for x, and for the table beside it. A slice of x always fits.
-  constexpr int64_t kRoom = static_cast<int64_t>(kSharedLimit) - K::kRingBytes;
-  constexpr int64_t kLeastTable = K::kRing ? 8 << 10 : 16 << 10;
+  constexpr int64_t kRoom = static_cast<int64_t>(kSharedLimit);
+  constexpr int64_t kLeastTable = 16 << 10;
   static_assert(static_cast<int64_t>(K::x_bytes(kMostSlice) + K::table_bytes(1, 1)) <= kRoom);
   gemv_slices(p.in, p.slices, p.slice);
   const int64_t slice_bytes = static_cast<int64_t>(K::x_bytes(p.slice));
@@ -35,11 +43,7 @@ void launch_gemv(GemvParams& p, Exec& exec) {
   p.phases = static_cast<int32_t>((p.slices + at_once - 1) / at_once);
   p.phase_slices = (p.slices + p.phases - 1) / p.phases;
 
-  p.groups = 0;
-  for (int i = 0; i < p.part_count; ++i) {
-    p.part[i].first_group = p.groups;
-    p.groups += (p.part[i].out + K::G - 1) / K::G;
-  }
+  gemv_groups(p, K::G);
   // One wave of blocks, or as many as the table's room asks for.
   const int64_t group_bytes = static_cast<int64_t>(K::table_bytes(p.phase_slices, 1));
   int64_t room = (kRoom - p.phase_slices * slice_bytes) / group_bytes;
@@ -49,8 +53,8 @@ void launch_gemv(GemvParams& p, Exec& exec) {
   const int64_t waves = (each + room - 1) / room;
   const int64_t blocks = sms * waves < p.groups ? sms * waves : p.groups;
   p.block_groups = static_cast<int32_t>((p.groups + blocks - 1) / blocks);
-  const size_t shared = K::kRingBytes + K::x_bytes(int64_t{p.phase_slices} * p.slice) +
-                        K::table_bytes(p.phase_slices, p.block_groups);
+  const size_t shared =
+      K::x_bytes(int64_t{p.phase_slices} * p.slice) + K::table_bytes(p.phase_slices, p.block_groups);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((p.rows + K::R - 1) / K::R));
   launch("linear", gemv_kernel<K>, grid, K::kThreads, shared, exec, p);
 }
@@ -58,12 +62,12 @@ void launch_gemv(GemvParams& p, Exec& exec) {
 // The number of rows that a kernel is made for makes no difference to the bits.
 template <WeightFormat F, bool kVector>
 void run_gemv_direct(GemvParams& p, Exec& exec) {
-  if (p.rows <= 1) return launch_gemv<GemvKind<F, kVector, false, 1>>(p, exec);
-  if (p.rows <= 4) return launch_gemv<GemvKind<F, kVector, false, 4>>(p, exec);
+  if (p.rows <= 1) return launch_gemv<GemvKind<F, kVector, 1>>(p, exec);
+  if (p.rows <= 4) return launch_gemv<GemvKind<F, kVector, 4>>(p, exec);
   if constexpr (kVector) {
-    if (p.rows <= 8) return launch_gemv<GemvKind<F, kVector, false, 8>>(p, exec);
+    if (p.rows <= 8) return launch_gemv<GemvKind<F, kVector, 8>>(p, exec);
   }
-  launch_gemv<GemvKind<F, kVector, false, kGemvRows>>(p, exec);
+  launch_gemv<GemvKind<F, kVector, kGemvRows>>(p, exec);
 }
 
 }  // namespace rocket::cuda
