@@ -185,6 +185,15 @@ void parts(check::Gpu& gpu) {
   }
 }
 
+// Inputs so wide, for so many outputs, that blocks share them. Three rows go another way than one or two, to the same
+// bits. Sizes: slices that the blocks share evenly or not, short last ones; rows of x that are not aligned.
+void wide(check::Gpu& gpu) {
+  const WeightFormat B = WeightFormat::kBF16;
+  for (const int64_t in : {8456, 9224, 12288, 17416}) {
+    for (const int64_t extra : {0, 1}) compare(gpu, {{B, B, B}, {600, 3, 402}, in, 3, 0, extra, 2}, true);
+  }
+}
+
 void tensor_cores(check::Gpu& gpu) {
   struct Shape {
     int64_t out, in;
@@ -316,6 +325,7 @@ void all(check::Gpu& gpu) {
   codes(gpu);
   exact(gpu);
   parts(gpu);
+  wide(gpu);
   tensor_cores(gpu);
   heads(gpu);
   nothing(gpu);

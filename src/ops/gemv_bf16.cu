@@ -7,18 +7,35 @@ namespace {
 // Whether there is room for a group's sums beside the ring; else nothing is launched.
 template <typename K>
 bool launch_ring(GemvParams& p, Exec& exec) {
-  gemv_slices(p.in, p.slices, p.slice);
-  gemv_groups(p, K::G);
-  const int64_t room = (static_cast<int64_t>(kSharedLimit) - K::kRingBytes) / K::table_bytes(p.slices);
+  const int64_t slices = (p.slices + K::kSplit - 1) / K::kSplit;  // of a block, at most
+  const int64_t room = (static_cast<int64_t>(kSharedLimit) - K::kRingBytes) / K::table_bytes(slices);
   if (room < 1) return false;
-  // One wave of blocks, or as many as the sums' room asks for.
-  const int64_t sms = exec.cuda->sm_count, each = (p.groups + sms - 1) / sms;
-  const int64_t most = sms * ((each + room - 1) / room), blocks = most < p.groups ? most : p.groups;
-  p.block_groups = static_cast<int32_t>((p.groups + blocks - 1) / blocks);
-  const size_t shared = K::kRingBytes + K::table_bytes(int64_t{p.slices} * p.block_groups);
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((p.rows + K::R - 1) / K::R));
-  launch("linear", gemv_ring_kernel<K>, grid, K::kThreads, shared, exec, p);
+  // One wave of clusters, or as many as the sums' room asks for.
+  const int64_t wave = exec.cuda->sm_count > K::kSplit ? exec.cuda->sm_count / K::kSplit : 1;
+  const int64_t each = (p.groups + wave - 1) / wave, most = wave * ((each + room - 1) / room);
+  const int64_t clusters = most < p.groups ? most : p.groups;
+  p.block_groups = static_cast<int32_t>((p.groups + clusters - 1) / clusters);
+  const size_t shared = K::kRingBytes + K::table_bytes(slices * p.block_groups);
+  const dim3 grid(static_cast<unsigned>(clusters * K::kSplit),
+                  static_cast<unsigned>((p.rows + K::R - 1) / K::R));
+  if constexpr (K::kSplit == 1) {
+    launch("linear", gemv_ring_kernel<K>, grid, K::kThreads, shared, exec, p);
+  } else {
+    launch("linear", gemv_ring_cluster_kernel<K>, grid, K::kThreads, shared, exec, p);
+  }
   return true;
+}
+
+// Two blocks share where `in` has more slices than a block has warps, so that most warps meet one slice, and where
+// that leaves no SM without work.
+template <int R>
+bool run_ring(GemvParams& p, Exec& exec) {
+  using Alone = GemvRing<R>;
+  using Shared = GemvRing<R, 2>;
+  gemv_slices(p.in, p.slices, p.slice);
+  gemv_groups(p, Alone::G);
+  if (p.slices > Alone::kWarps && p.groups >= exec.cuda->sm_count) return launch_ring<Shared>(p, exec);
+  return launch_ring<Alone>(p, exec);
 }
 
 }  // namespace
@@ -28,8 +45,8 @@ template <>
 void run_gemv<WeightFormat::kBF16>(GemvParams& p, bool vector, Exec& exec) {
   constexpr WeightFormat kFormat = WeightFormat::kBF16;
   if (!vector) return run_gemv_direct<kFormat, false>(p, exec);
-  if (p.rows <= 1 && launch_ring<GemvRing<1>>(p, exec)) return;
-  if (p.rows == 2 && launch_ring<GemvRing<2>>(p, exec)) return;
+  if (p.rows <= 1 && run_ring<1>(p, exec)) return;
+  if (p.rows == 2 && run_ring<2>(p, exec)) return;
   run_gemv_direct<kFormat, true>(p, exec);
 }
 

@@ -6,17 +6,24 @@
 // A block takes a range of groups of outputs. Its units (one group in one slice) lie in a row, all groups of a slice
 // before the next slice, and its warps take equal runs of them. So a warp meets few slices, mostly one or two, and keeps
 // a slice's columns of x in registers: nothing of x is staged, and no warp waits for another until all sums are there.
+//
+// Where `in` is wide, a cluster of kSplit blocks shares a range of groups: each block has a part of the slices, and so
+// reads as much less of x. The sums meet through the cluster's shared memory. How many share makes no difference to the
+// bits.
 #pragma once
+
+#include <cooperative_groups.h>
 
 #include "ops/gemv.cuh"
 
 namespace rocket::cuda {
 
-template <int R_>
+template <int R_, int kSplit_ = 1>
 struct GemvRing {
   static constexpr WeightFormat kFormat = WeightFormat::kBF16;
   static constexpr int R = R_;  // rows of x
-  static constexpr int G = 4;   // outputs of a group
+  static constexpr int kSplit = kSplit_;
+  static constexpr int G = 4;  // outputs of a group
   static constexpr int N = G * R;
   static constexpr int kWarps = 8, kThreads = kWarps * kWarp;
   static constexpr int kStages = 4;
@@ -44,8 +51,25 @@ __device__ __forceinline__ void copy_wait() {
 
 // What a block works on.
 struct RingBlock {
-  int first_group, groups, slices;
+  int first_group, groups, first_slice, slices;
 };
+
+// The first slice of a cluster's block.
+template <typename K>
+__device__ __forceinline__ int split_slice(const GemvParams& p, int block) {
+  return p.slices * block / K::kSplit;
+}
+
+template <typename K>
+__device__ __forceinline__ RingBlock ring_block(const GemvParams& p) {
+  const int at = blockIdx.x / K::kSplit, of = gridDim.x / K::kSplit, block = blockIdx.x % K::kSplit;
+  RingBlock b;
+  b.first_group = static_cast<int>(int64_t{p.groups} * at / of);
+  b.groups = static_cast<int>(int64_t{p.groups} * (at + 1) / of) - b.first_group;
+  b.first_slice = split_slice<K>(p, block);
+  b.slices = split_slice<K>(p, block + 1) - b.first_slice;
+  return b;
+}
 
 __device__ __forceinline__ int slice_steps(const GemvParams& p, int slice) {
   return (min(p.slice, p.in - slice * p.slice) + kStep - 1) / kStep;
@@ -63,7 +87,7 @@ struct RingStream {
 
   __device__ __forceinline__ RingStream(const GemvParams& p, const RingBlock& b, int first, int units,
                                         char* shared, int warp, int lane)
-      : left(units), slice(first / b.groups), group(first % b.groups) {
+      : left(units), slice(b.first_slice + first / b.groups), group(first % b.groups) {
     ring = shared + warp * (K::kStages * K::kStageBytes) + lane * 16;
     if (left > 0) enter(p, b, lane);
 #pragma unroll 1
@@ -150,26 +174,42 @@ __device__ __forceinline__ void ring_step(const uint4 (&raw)[K::G], const float 
   }
 }
 
-// Adds the slices in order; table is [slices][groups of a block][N].
+// Adds all slices in order; table is [slices of a block][groups of a block][N].
 template <typename K>
 __device__ __forceinline__ void ring_combine(const GemvParams& p, const RingBlock& b, const float* table) {
   const int stride = p.block_groups * K::N;
-  for (int i = threadIdx.x; i < b.groups * K::N; i += K::kThreads) {
-    float t = 0.0f;
-    for (int s = 0; s < b.slices; ++s) t += table[s * stride + i];
-    gemv_result<K>(p, b.first_group, i, t);
+  if constexpr (K::kSplit == 1) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < b.groups * K::N; i += K::kThreads) {
+      float t = 0.0f;
+      for (int s = 0; s < b.slices; ++s) t += table[s * stride + i];
+      gemv_result<K>(p, b.first_group, i, t);
+    }
+  } else {
+    const auto cluster = cooperative_groups::this_cluster();
+    __syncwarp();  // whole warps come to the cluster's barriers together
+    cluster.sync();
+    const int block = static_cast<int>(cluster.block_rank());
+    for (int i = block * K::kThreads + threadIdx.x; i < b.groups * K::N; i += K::kSplit * K::kThreads) {
+      float t = 0.0f;
+#pragma unroll
+      for (int o = 0; o < K::kSplit; ++o) {
+        const float* theirs = cluster.map_shared_rank(table, o);
+        const int slices = split_slice<K>(p, o + 1) - split_slice<K>(p, o);
+        for (int s = 0; s < slices; ++s) t += theirs[s * stride + i];
+      }
+      gemv_result<K>(p, b.first_group, i, t);
+    }
+    __syncwarp();
+    cluster.sync();  // sums stay until all have read them
   }
 }
 
-// Two blocks an SM at least, this kernel's and the next one's.
 template <typename K>
-__global__ void __launch_bounds__(K::kThreads, 2) gemv_ring_kernel(const __grid_constant__ GemvParams p) {
+__device__ __forceinline__ void gemv_ring(const GemvParams& p) {
   extern __shared__ __align__(128) char shared[];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  RingBlock b;
-  b.first_group = static_cast<int>(int64_t{p.groups} * blockIdx.x / gridDim.x);
-  b.groups = static_cast<int>(int64_t{p.groups} * (blockIdx.x + 1) / gridDim.x) - b.first_group;
-  b.slices = p.slices;
+  const RingBlock b = ring_block<K>(p);
   const int units = b.groups * b.slices;
   const int first = units * warp / K::kWarps, end = units * (warp + 1) / K::kWarps;
   float* table = reinterpret_cast<float*>(shared + K::kRingBytes);
@@ -177,13 +217,13 @@ __global__ void __launch_bounds__(K::kThreads, 2) gemv_ring_kernel(const __grid_
   start_next();
   RingStream<K> stream(p, b, first, end - first, shared, warp, lane);
   wait_for_previous();
-  int slice = first / b.groups, group = first % b.groups, steps = 0;
+  int slice = first / b.groups, group = first % b.groups, steps = 0;  // slice of the block
   RingX<K> x;
 #pragma unroll 1
   for (int unit = first; unit < end; ++unit) {
     if (unit == first || group == 0) {
-      x.load(p, slice, lane);
-      steps = slice_steps(p, slice);
+      x.load(p, b.first_slice + slice, lane);
+      steps = slice_steps(p, b.first_slice + slice);
     }
     float sum[K::N] = {};
 #pragma unroll
@@ -197,8 +237,19 @@ __global__ void __launch_bounds__(K::kThreads, 2) gemv_ring_kernel(const __grid_
     gemv_put<K>(sum, table + (slice * p.block_groups + group) * K::N, lane);
     if (++group == b.groups) group = 0, ++slice;
   }
-  __syncthreads();
   ring_combine<K>(p, b, table);
+}
+
+// Two blocks an SM at least, this kernel's and the next one's.
+template <typename K>
+__global__ void __launch_bounds__(K::kThreads, 2) gemv_ring_kernel(const __grid_constant__ GemvParams p) {
+  static_assert(K::kSplit == 1);
+  gemv_ring<K>(p);
+}
+template <typename K>
+__global__ void __cluster_dims__(K::kSplit, 1, 1) __launch_bounds__(K::kThreads, 2)
+    gemv_ring_cluster_kernel(const __grid_constant__ GemvParams p) {
+  gemv_ring<K>(p);
 }
 
 }  // namespace rocket::cuda
