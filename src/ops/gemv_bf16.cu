@@ -7,6 +7,7 @@ namespace {
 // Whether there is room for a group's sums beside the ring; else nothing is launched.
 template <typename K>
 bool launch_ring(GemvParams& p, Exec& exec) {
+  static_assert(K::kRingBytes + K::table_bytes(1) <= int64_t{kSharedLimit});
   const int64_t slices = (p.slices + K::kSplit - 1) / K::kSplit;  // of a block, at most
   const int64_t room = (static_cast<int64_t>(kSharedLimit) - K::kRingBytes) / K::table_bytes(slices);
   if (room < 1) return false;

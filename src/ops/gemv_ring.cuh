@@ -26,7 +26,7 @@ struct GemvRing {
   static constexpr int G = 4;  // outputs of a group
   static constexpr int N = G * R;
   static constexpr int kWarps = 8, kThreads = kWarps * kWarp;
-  static constexpr int kStages = 4;
+  static constexpr int kStages = 5;
   static constexpr int kStageBytes = G * kStep * 2;  // of a warp
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
   static constexpr int kMostSteps = kMostSlice / kStep;
@@ -124,7 +124,7 @@ struct RingStream {
     for (int g = 0; g < K::G; ++g)
       raw[g] = *reinterpret_cast<const uint4*>(ring + slot * K::kStageBytes + g * (kStep * 2));
     fill(p, b, slot, lane);
-    slot = (slot + 1) % K::kStages;
+    slot = slot + 1 < K::kStages ? slot + 1 : 0;
   }
 };
 
