@@ -24,13 +24,23 @@ struct CudaContext {
   int sm_count = 0;
   int arch = 0;  // 90, 121, …
   int64_t l2_bytes = 0;
-  CublasLt* cublas = nullptr;  // may be null: ops/cublas_lt.h
-  bool sync_each = false;      // ROCKET_CUDA_SYNC: wait after each op, so that a failure names it
+  int64_t sm_shared = 0, block_shared = 0;  // bytes of shared memory: of an SM, and that a block may have
+  CublasLt* cublas = nullptr;               // may be null: ops/cublas_lt.h
+  bool sync_each = false;  // ROCKET_CUDA_SYNC: wait after each op, so that a failure names it
 };
 
 // Shared memory that a block may use on every GPU that we build for (GB10: 99 KiB, static and dynamic together).
 constexpr size_t kSharedLimit = 99 * 1024;
+// The same where a kernel has a variant for GPUs with more, chosen by CudaContext::block_shared (Hopper, GB300).
+constexpr size_t kSharedMore = 227 * 1024;
 constexpr size_t kSharedAsked = 16 * 1024;  // dynamic, from which on leave is asked for
+
+// So much dynamic shared memory that an SM has room for this number of a kernel's blocks and no more. Kernels whose blocks
+// do equal work ask for at least so much: they are scheduled while earlier kernels still hold parts of the device, and
+// would crowd on the SMs that come free first.
+inline size_t shared_to_spread(const CudaContext& cuda, int blocks) {
+  return static_cast<size_t>(cuda.sm_shared / (blocks + 1));
+}
 
 inline void cuda_check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;

@@ -1,4 +1,6 @@
 // swiglu, expert_sum, and expert_ffn for rows whose bits must depend on the row only.
+#include <algorithm>
+
 #include "ops/cuda_ops.h"
 #include "ops/experts.cuh"
 
@@ -56,10 +58,13 @@ void launch_sum(const ExpertSumParams& p, Exec& exec) {
 constexpr int kAlwaysExact =
     16;  // so few rows gain nothing from rounding: each expert is read for one or two of them
 
-// Steps of weights on their way for each warp, and blocks of a multiprocessor. Three blocks fill it with enough copies
-// and leave room for the first blocks of down_exact beside the only two of gate_up_exact that a single row has.
-constexpr int kRing = 4, kResident = 3;
-using Stream = WeightStream<kRing>;
+// Steps of weights on their way for each warp, and blocks of an SM. A single row has little more than two blocks for each
+// SM, which are spread evenly and hold many copies; more rows fill every SM with blocks one after the other.
+template <int kRows>
+struct Exact {
+  static constexpr int kRing = kRows == 1 ? 8 : 4, kResident = kRows == 1 ? 2 : 3;
+  using Stream = WeightStream<kRing>;
+};
 // Rows of down, of each warp's kOutputs, that gate_up_exact asks for ahead of down_exact; 0: none, and no scales.
 constexpr int kDownAhead = 8;
 
@@ -150,9 +155,9 @@ static_assert(kDownAhead <= kOutputs);
 // The sums of a warp's sixteen weight rows with all rows of the tile: rows g and g + 8 of it with the tile's row t in
 // the lane 4 * g + t. Calls last_asked() when no more of these rows is to be asked for.
 template <int kRows, typename F>
-__device__ __forceinline__ void multiply_exact(Stream& stream, const uint4* x, int rows, int steps,
-                                               F last_asked, float (&sum)[2]) {
-  constexpr int kColumns = 2 * kRows;
+__device__ __forceinline__ void multiply_exact(typename Exact<kRows>::Stream& stream, const uint4* x,
+                                               int rows, int steps, F last_asked, float (&sum)[2]) {
+  constexpr int kColumns = 2 * kRows, kRing = Exact<kRows>::kRing;
   const int lane = threadIdx.x % kWarp;
   const int last_copies = max(0, (steps - kRing - 1) / kGroup * kGroup);
   x += lane < rows * 8 ? lane : 0;
@@ -164,7 +169,7 @@ __device__ __forceinline__ void multiply_exact(Stream& stream, const uint4* x, i
     for (int d = 0; d < kGroup; ++d) {
       if (first + d < steps) {
         uint4 q[2];
-        stream.take<kRing - 1>(d, q);
+        stream.template take<kRing - 1>(d, q);
         multiply_step<kColumns, true>(q, s[d], x + d * (kColumns * 16), acc);
         stream.copy(d);
       }
@@ -189,7 +194,7 @@ __device__ __forceinline__ T pick(const T (&v)[kRows], int i) {
 
 // act = swiglu(gate x, up x) of all pairs. Blocks of one tile follow each other: kFfnWarps * kChannels channels each.
 template <int kRows>
-__global__ void __launch_bounds__(kFfnThreads, kResident)
+__global__ void __launch_bounds__(kFfnThreads, Exact<kRows>::kResident)
     gate_up_exact(const __grid_constant__ FfnArgs a, int blocks) {
   extern __shared__ uint4 staged[];
   __shared__ ExactShared shared;
@@ -206,7 +211,7 @@ __global__ void __launch_bounds__(kFfnThreads, kResident)
     plain_gate_up(a, tile, channel);
     return;
   }
-  Stream stream;
+  typename Exact<kRows>::Stream stream;
   const int row = min(channel + g, a.p.inner - 1);
   stream.open(gate, row, up, row, staged + kRows * exact_units(a.p.hidden));
   stream.ask_ahead(gate.in, a.p.inner - row);
@@ -236,7 +241,7 @@ __global__ void __launch_bounds__(kFfnThreads, kResident)
 // this kernel starts only after every block of gate_up_exact has called start_next(), which each does after its own
 // wait, and that ended when the kernels that wrote ids and list were done.
 template <int kRows>
-__global__ void __launch_bounds__(kFfnThreads, kResident)
+__global__ void __launch_bounds__(kFfnThreads, Exact<kRows>::kResident)
     down_exact(const __grid_constant__ FfnArgs a, int blocks) {
   extern __shared__ uint4 staged[];
   __shared__ ExactShared shared;
@@ -257,7 +262,7 @@ __global__ void __launch_bounds__(kFfnThreads, kResident)
     plain_down(a, tile, output);
     return;
   }
-  Stream stream;
+  typename Exact<kRows>::Stream stream;
   const int row = min(output + g, a.p.hidden - 1);
   stream.open(w, row, w, min(output + g + 8, a.p.hidden - 1), staged + kRows * exact_units(a.p.inner));
   const float* x[kRows];
@@ -285,8 +290,10 @@ __global__ void __launch_bounds__(kFfnThreads, kResident)
 
 // Dynamic shared memory for so many rows of dim and the ring.
 size_t exact_bytes(int dim, int rows) {
-  return sizeof(uint4) * exact_units(dim) * rows + Stream::kBytes;
+  return sizeof(uint4) * exact_units(dim) * rows +
+         (rows == 1 ? Exact<1>::Stream::kBytes : Exact<2>::Stream::kBytes);
 }
+static_assert(Exact<2>::Stream::kBytes == Exact<kExactRows>::Stream::kBytes);
 
 // Rows of an exact tile: 1, 2 or kExactRows; 0 if shared memory does not hold one. Where few experts have more than two
 // rows, tiles have no more, and leave room for more blocks: two tiles of an expert are worked on at about the same time,
@@ -304,12 +311,16 @@ void launch_exact(const FfnArgs& from, int64_t tiles, Exec& exec) {
   FfnArgs a = from;
   const int inner_blocks = (a.p.inner + kFfnWarps * kChannels - 1) / (kFfnWarps * kChannels);
   a.down_blocks = (a.p.hidden + kFfnWarps * kOutputs - 1) / (kFfnWarps * kOutputs);
-  a.ahead_blocks = kResident * exec.cuda->sm_count;
-  const bool fast = a.fast_rows > 0;
+  a.ahead_blocks = Exact<kRows>::kResident * exec.cuda->sm_count;
+  const auto shared = [&](int dim) {
+    if (a.fast_rows == 0) return size_t{0};
+    const size_t even = kRows == 1 ? shared_to_spread(*exec.cuda, Exact<kRows>::kResident) : 0;
+    return std::max(exact_bytes(dim, kRows), even);
+  };
   launch("expert_ffn", gate_up_exact<kRows>, static_cast<unsigned>(tiles * inner_blocks), kFfnThreads,
-         fast ? exact_bytes(a.p.hidden, kRows) : 0, exec, a, inner_blocks);
+         shared(a.p.hidden), exec, a, inner_blocks);
   launch("expert_ffn", down_exact<kRows>, static_cast<unsigned>(tiles * a.down_blocks), kFfnThreads,
-         fast ? exact_bytes(a.p.inner, kRows) : 0, exec, a, a.down_blocks);
+         shared(a.p.inner), exec, a, a.down_blocks);
 }
 
 void expert_ffn_exact(const ExpertFfnParams& p, Exec& exec) {

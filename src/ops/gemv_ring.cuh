@@ -1,7 +1,8 @@
 // Products of a row or two with BF16 weights whose rows are aligned, in the order of sums that gemv.cuh states.
 //
-// Weights come through a ring of copies into shared memory: it holds many bytes in flight and few registers, so that
-// the next kernel finds room to fill its own ring while this one ends.
+// Weights come through a ring of copies into shared memory: it holds many bytes in flight and few registers. A block has
+// its SM's ring to itself: the blocks of the next product start as those of this one end, one on each SM, and fill
+// their rings while whatever lies between the two products runs.
 //
 // A block takes a range of groups of outputs. Its units (one group in one slice) lie in a row, all groups of a slice
 // before the next slice, and its warps take equal runs of them. So a warp meets few slices, mostly one or two, and keeps
@@ -18,7 +19,7 @@
 
 namespace rocket::cuda {
 
-template <int R_, int kSplit_ = 1>
+template <int R_, int kSplit_, int kStages_>
 struct GemvRing {
   static constexpr WeightFormat kFormat = WeightFormat::kBF16;
   static constexpr int R = R_;  // rows of x
@@ -26,7 +27,7 @@ struct GemvRing {
   static constexpr int G = 4;  // outputs of a group
   static constexpr int N = G * R;
   static constexpr int kWarps = 8, kThreads = kWarps * kWarp;
-  static constexpr int kStages = 5;
+  static constexpr int kStages = kStages_;
   static constexpr int kStageBytes = G * kStep * 2;  // of a warp
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
   static constexpr int kMostSteps = kMostSlice / kStep;
@@ -240,14 +241,13 @@ __device__ __forceinline__ void gemv_ring(const GemvParams& p) {
   ring_combine<K>(p, b, table);
 }
 
-// Two blocks an SM at least, this kernel's and the next one's.
 template <typename K>
-__global__ void __launch_bounds__(K::kThreads, 2) gemv_ring_kernel(const __grid_constant__ GemvParams p) {
+__global__ void __launch_bounds__(K::kThreads) gemv_ring_kernel(const __grid_constant__ GemvParams p) {
   static_assert(K::kSplit == 1);
   gemv_ring<K>(p);
 }
 template <typename K>
-__global__ void __cluster_dims__(K::kSplit, 1, 1) __launch_bounds__(K::kThreads, 2)
+__global__ void __cluster_dims__(K::kSplit, 1, 1) __launch_bounds__(K::kThreads)
     gemv_ring_cluster_kernel(const __grid_constant__ GemvParams p) {
   gemv_ring<K>(p);
 }

@@ -285,6 +285,8 @@ class CudaBackend : public Backend {
     context.sm_count = properties.multiProcessorCount;
     context.arch = properties.major * 10 + properties.minor;
     context.l2_bytes = properties.l2CacheSize;
+    context.sm_shared = static_cast<int64_t>(properties.sharedMemPerMultiprocessor);
+    context.block_shared = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
     const char* sync = std::getenv("ROCKET_CUDA_SYNC");
     context.sync_each = sync && *sync && std::strcmp(sync, "0") != 0;
     cuda_check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "stream");
