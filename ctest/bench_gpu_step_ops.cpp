@@ -71,11 +71,21 @@ void hyper(check::Gpu& gpu, int32_t rows, double rate) {
   q.post = post.data();
   q.comb = comb.data();
   const double after = check::time_us(gpu, kLaunches, [&](int i) {
-    q.x = x[i];
+    q.x = q.y = x[i];
     q.block = block[i];
     gpu.ops.hyper_post(q, gpu.exec);
   });
   check::report(name("hyper_post", rows).c_str(), after, 4.0 * rows * (2 * flat + kHidden), rate);
+  const DeviceArray<float> next(gpu, rows * flat);
+  p.next = next.data();
+  const double both = check::time_us(gpu, kLaunches, [&](int i) {
+    p.x = x[i];
+    p.block = block[i];
+    p.fn = Weight{WeightFormat::kBF16, outputs, flat, fn[i]};
+    gpu.ops.hyper_pre(p, gpu.exec);
+  });
+  check::report(name("hyper_post and hyper_pre", rows).c_str(), both,
+                2.0 * outputs * flat + 4.0 * rows * (2 * flat + 2 * kHidden), rate);
   gpu.exec.tensor_cores = false;
 }
 

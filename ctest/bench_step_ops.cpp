@@ -115,7 +115,7 @@ struct Step {
       return;
     }
     HyperPostParams p;
-    p.x = x.data();
+    p.x = p.y = x.data();
     p.block = y.data();
     p.post = posts.data();
     p.comb = combs.data();
@@ -180,19 +180,18 @@ struct Step {
     check::Tables pooled, latent;
     pooled.push_back(l.pooled->view());
     latent.push_back(l.latent->view());
-    NormParams n;
-    n.x = some.data();
-    n.rows = rows;
-    n.dim = s.index_dim;
-    n.ldx = n.ldy = s.index_dim;
-    n.weight = n.bias = vocabulary.data();
-    n.y = out.data();
-    t.run("norm", [&] {
-      ops.norm(n, bench.exec);
-      n.bias = nullptr;
-      ops.norm(n, bench.exec);
-      ops.norm(n, bench.exec);
-    });
+    NormParams norms;
+    norms.rows = rows;
+    norms.part_count = 3;
+    for (NormPart& n : norms.part) {
+      n.x = some.data();
+      n.dim = s.index_dim;
+      n.ldx = n.ldy = s.index_dim;
+      n.weight = vocabulary.data();
+      n.y = out.data();
+    }
+    norms.part[2].bias = vocabulary.data();
+    t.run("norm", [&] { ops.norm(norms, bench.exec); });
     PoolUpdateParams u;
     u.k = u.gate = gates.data();
     u.ldk = u.ldgate = std::min<int64_t>(s.index_dim, kda);

@@ -185,7 +185,7 @@ void check_post(check::Gpu& gpu, const Case& c) {
     p.rows = static_cast<int32_t>(rows);
     p.streams = c.streams;
     p.hidden = c.hidden;
-    p.x = x.data() + first * flat;
+    p.x = p.y = x.data() + first * flat;
     p.block = dblock.data() + first * H;
     p.post = dpost.data() + first * n;
     p.comb = dcomb.data() + first * n * n;
@@ -199,7 +199,7 @@ void check_post(check::Gpu& gpu, const Case& c) {
   p.rows = c.rows;
   p.streams = c.streams;
   p.hidden = c.hidden;
-  p.x = expected.data();
+  p.x = p.y = expected.data();
   p.block = block.data();
   p.post = post.data();
   p.comb = comb.data();
@@ -210,6 +210,74 @@ void check_post(check::Gpu& gpu, const Case& c) {
   for (int64_t r = 0; r < c.rows; ++r) run(r, 1);
   const Floats alone = x.get();
   check::same_bits(what + ", row by row", alone.data(), found.data(), c.rows * flat);
+}
+
+// hyper_pre with the block before, against one after the other.
+void check_both(check::Gpu& gpu, const Case& c) {
+  if (!gpu.takes_case()) return;
+  const PreInputs in(c);
+  PreDevice device(gpu, in);
+  const int64_t n = c.streams;
+  const Floats block = check::normal(c.rows * c.hidden), post = check::normal(c.rows * n),
+               comb = check::normal(c.rows * n * n);
+  const check::DeviceArray<float> dblock(gpu, block);
+  for (const bool tensor_cores : {false, true}) {
+    const std::string what = name("post and pre", c) + (tensor_cores ? " prefill" : "");
+    gpu.exec.tensor_cores = tensor_cores;
+    struct Outputs {
+      Outputs(check::Gpu& gpu, const PreInputs& in, int64_t rows)
+          : next(gpu, rows * in.flat),
+            y(gpu, rows * in.c.hidden),
+            post(gpu, rows * in.c.streams),
+            comb(gpu, rows * in.c.streams * in.c.streams) {}
+      check::DeviceArray<float> next, y, post, comb;
+    };
+    const auto run = [&](Outputs& out, bool together, int64_t first, int64_t rows) {
+      out.post.set({post.begin() + first * n, post.begin() + (first + rows) * n});
+      out.comb.set({comb.begin() + first * n * n, comb.begin() + (first + rows) * n * n});
+      HyperPreParams p = in.params();
+      p.rows = static_cast<int32_t>(rows);
+      p.x = device.x.data() + first * in.flat;
+      p.fn.data = device.stored.data() + c.shift;
+      p.base = device.base.data();
+      p.scale = device.scale.data();
+      p.norm_weight = device.weight.data();
+      p.y = out.y.data();
+      p.post = out.post.data();
+      p.comb = out.comb.data();
+      p.block = dblock.data() + first * c.hidden;
+      p.next = out.next.data();
+      if (!together) {
+        gpu.ops.hyper_post(post_before(p), gpu.exec);
+        p.x = p.next;
+        p.block = nullptr;
+      }
+      gpu.ops.hyper_pre(p, gpu.exec);
+      out.next.check(what + " next");
+      out.y.check(what + " y");
+      out.post.check(what + " post");
+      out.comb.check(what + " comb");
+    };
+    const auto same = [&](const Outputs& a, const Outputs& b, int64_t first, int64_t rows) {
+      const auto compare = [&](const char* part, const check::DeviceArray<float>& of_a,
+                               const check::DeviceArray<float>& of_b, int64_t width) {
+        check::same_bits(what + ": " + part, of_a.get().data(), of_b.get().data() + first * width,
+                         rows * width);
+      };
+      compare("x'", a.next, b.next, in.flat);
+      compare("y", a.y, b.y, c.hidden);
+      compare("post", a.post, b.post, n);
+      compare("comb", a.comb, b.comb, n * n);
+    };
+    Outputs apart(gpu, in, c.rows), together(gpu, in, c.rows), alone(gpu, in, 1);
+    run(apart, false, 0, c.rows);
+    run(together, true, 0, c.rows);
+    same(together, apart, 0, c.rows);
+    if (tensor_cores) continue;  // a row's bits are its own only elsewhere
+    run(alone, true, c.rows / 2, 1);
+    same(alone, apart, c.rows / 2, 1);
+  }
+  gpu.exec.tensor_cores = false;
 }
 
 void check_head(check::Gpu& gpu, const Case& c) {
@@ -276,9 +344,11 @@ void all(check::Gpu& gpu) {
                         Case{9, 8, 300}}) {
     check_pre_bits(gpu, c);
   }
-  for (const Case& c : {Case{1, 4, 4096}, Case{16, 4, 4096}, Case{64, 4, 100}, Case{40, 4, 1024},
-                        Case{7, 3, 37}, Case{2, 8, 1030}, Case{3, 1, 5}, Case{2, 4, 16000}}) {
+  for (const Case& c :
+       {Case{1, 4, 4096}, Case{16, 4, 4096}, Case{64, 4, 100}, Case{40, 4, 1024}, Case{7, 3, 37},
+        Case{2, 8, 1030}, Case{3, 1, 5}, Case{2, 4, 16000}, Case{9, 4, 384, true}}) {
     check_post(gpu, c);
+    check_both(gpu, c);
     check_head(gpu, c);
   }
   nan_stays_in_its_row(gpu);

@@ -256,7 +256,7 @@ void check_post(const OpTable& ops, const std::string& isa, const Case& c) {
   check::Guarded<float> x(c.rows * flat);
   std::memcpy(x.data(), old.data(), old.size() * sizeof(float));
   HyperPostParams p;
-  p.x = x.data();
+  p.x = p.y = x.data();
   p.block = block.data();
   p.post = post.data();
   p.comb = comb.data();
@@ -284,7 +284,7 @@ void check_post(const OpTable& ops, const std::string& isa, const Case& c) {
     std::vector<float> again = old;
     for (int32_t r = 0; r < c.rows; ++r) {
       HyperPostParams one = p;
-      one.x = again.data() + r * flat;
+      one.x = one.y = again.data() + r * flat;
       one.block += r * c.hidden;
       one.post += r * n;
       one.comb += r * n * n;
@@ -293,6 +293,43 @@ void check_post(const OpTable& ops, const std::string& isa, const Case& c) {
     }
     check::same_bits(what + ", row by row", again.data(), x.data(), x.size());
   }
+}
+
+// hyper_pre with the block before, against one after the other.
+void check_both(const OpTable& ops, const std::string& isa, const Case& c) {
+  const std::string what = isa + "post and pre rows " + std::to_string(c.rows) + " N " +
+                           std::to_string(c.streams) + " H " + std::to_string(c.hidden);
+  Inputs in = inputs(c);
+  const std::vector<float> block = check::normal(c.rows * c.hidden);
+  const std::vector<float> post = check::normal(c.rows * c.streams);
+  const std::vector<float> comb = check::normal(c.rows * c.streams * c.streams);
+  const auto start = [&](Outputs& out, HyperPreParams& p) {
+    std::copy(post.begin(), post.end(), out.post.data());
+    std::copy(comb.begin(), comb.end(), out.comb.data());
+    out.point(p);
+    p.block = block.data();
+  };
+  check::Bench bench(2);
+  Outputs apart(c), both(c);
+  check::Guarded<float> next(static_cast<int64_t>(in.x.size()));
+  HyperPreParams p = in.p;
+  start(both, p);
+  p.next = next.data();
+  ops.hyper_pre(p, bench.exec);
+  both.guards(what);
+  next.check(what + " next");
+
+  std::vector<float> x = in.x;
+  p = in.p;
+  p.x = p.next = x.data();
+  start(apart, p);
+  ops.hyper_post(post_before(p), bench.exec);
+  p.block = nullptr;
+  ops.hyper_pre(p, bench.exec);
+  check::same_bits(what + ": x'", next.data(), x.data(), next.size());
+  check::same_bits(what + ": y", both.y.data(), apart.y.data(), apart.y.size());
+  check::same_bits(what + ": post", both.post.data(), apart.post.data(), apart.post.size());
+  check::same_bits(what + ": comb", both.comb.data(), apart.comb.data(), apart.comb.size());
 }
 
 void check_head(const OpTable& ops, const std::string& isa, const Case& c) {
@@ -358,6 +395,7 @@ int main() {
     for (const Case& c : {Case{1, 4, 4096}, Case{64, 4, 100}, Case{40, 4, 1024}, Case{7, 3, 37},
                           Case{2, 8, 1030}, Case{3, 1, 5}}) {
       check_post(ops, isa, c);
+      check_both(ops, isa, c);
       check_head(ops, isa, c);
     }
     nan_stays_in_its_row(ops, isa);

@@ -36,10 +36,11 @@ void run(const OpTable& ops, const std::string& isa, const Case& c) {
   std::vector<float> x = check::normal(c.rows * ld);
   for (float& v : x) v += static_cast<float>(c.mean);
   const std::vector<float> w = check::normal(c.dim), b = check::normal(c.dim);
-  NormParams p;
+  NormParams params;
+  NormPart& p = params.part[0];
+  params.rows = c.rows;
   p.x = x.data();
   p.ldx = p.ldy = ld;
-  p.rows = c.rows;
   p.dim = c.dim;
   p.weight = w.data();
   p.bias = c.layer ? b.data() : nullptr;
@@ -47,7 +48,7 @@ void run(const OpTable& ops, const std::string& isa, const Case& c) {
   check::Guarded<float> y(c.rows * ld);
   p.y = y.data();
   check::Bench bench(2);
-  ops.norm(p, bench.exec);
+  ops.norm(params, bench.exec);
   y.check(what);
 
   std::vector<float> found;
@@ -72,17 +73,22 @@ void run(const OpTable& ops, const std::string& isa, const Case& c) {
     check::Bench other(threads);
     check::Guarded<float> z(c.rows * ld);
     for (int32_t r = 0; r < c.rows; ++r) {
-      NormParams one = p;
-      one.x = x.data() + r * ld;
-      one.y = z.data() + r * ld;
+      NormParams one = params;
+      one.part[0].x = x.data() + r * ld;
+      one.part[0].y = z.data() + r * ld;
       one.rows = 1;
       ops.norm(one, other.exec);
     }
     check::same_bits(what + ", row by row", z.data(), y.data(), z.size());
-    std::vector<float> in_place = x;
-    NormParams same = p;
-    same.x = same.y = in_place.data();
-    ops.norm(same, other.exec);
+    // In place, beside the other kind of norm.
+    std::vector<float> in_place = x, beside = x;
+    NormParams both = params;
+    both.part_count = 2;
+    both.part[1] = p;
+    both.part[0].x = both.part[0].y = in_place.data();
+    both.part[1].x = both.part[1].y = beside.data();
+    both.part[1].bias = c.layer ? nullptr : b.data();
+    ops.norm(both, other.exec);
     for (int32_t r = 0; r < c.rows; ++r) {
       check::same_bits(what + ", in place", in_place.data() + r * ld, y.data() + r * ld, c.dim);
     }
@@ -93,14 +99,15 @@ void nan_stays_in_its_row(const OpTable& ops, const std::string& isa) {
   constexpr int32_t kDim = 40;
   std::vector<float> x = check::normal(3 * kDim), w(kDim, 1.0f), y(3 * kDim);
   x[kDim + 39] = NAN;
-  NormParams p;
+  NormParams params;
+  NormPart& p = params.part[0];
+  params.rows = 3;
   p.x = x.data();
   p.y = y.data();
   p.ldx = p.ldy = p.dim = kDim;
-  p.rows = 3;
   p.weight = w.data();
   check::Bench bench(2);
-  ops.norm(p, bench.exec);
+  ops.norm(params, bench.exec);
   for (int32_t i = 0; i < 3 * kDim; ++i) {
     check::expect(std::isnan(y[i]) == (i / kDim == 1),
                   isa + "a NaN spoils its own row, all of it, and no other");

@@ -6,13 +6,16 @@
 namespace rocket::glm5 {
 namespace {
 
+// Parts without a weight are left out.
 LinearParams linear_params(const float* x, int64_t ldx, int32_t rows,
                            std::initializer_list<LinearPart> parts) {
   LinearParams p;
   p.x = x;
   p.ldx = ldx;
   p.rows = rows;
-  for (const LinearPart& part : parts) p.part[p.part_count++] = part;
+  for (const LinearPart& part : parts) {
+    if (part.w.out > 0) p.part[p.part_count++] = part;
+  }
   return p;
 }
 
@@ -23,6 +26,7 @@ Glm5::Activations Glm5::activations(int32_t rows) {
   Activations a;
   a.rows = rows;
   a.x = workspace_.take<float>(R * N * H);
+  a.next = workspace_.take<float>(R * N * H);
   a.y = workspace_.take<float>(R * H);
   a.block = workspace_.take<float>(R * H);
   a.post = workspace_.take<float>(R * N);
@@ -111,13 +115,23 @@ void Glm5::hyper_pre(const HyperWeights& w, Activations& a) {
   p.y = a.y;
   p.post = a.post;
   p.comb = a.comb;
+  p.block = a.added ? nullptr : a.block;
+  p.next = a.next;
   ops_.hyper_pre(p, exec_);
+  if (!a.added) std::swap(a.x, a.next);
+  a.added = true;
 }
 
+// The next hyper_pre does it along with its own work; add_block() at once.
 void Glm5::hyper_post(Activations& a) {
+  a.added = false;
+}
+
+void Glm5::add_block(Activations& a) {
+  if (a.added) return;
   StageTimer::Scope time(timer_, stage_.hyper);
   HyperPostParams p;
-  p.x = a.x;
+  p.x = p.y = a.x;
   p.block = a.block;
   p.post = a.post;
   p.comb = a.comb;
@@ -125,22 +139,28 @@ void Glm5::hyper_post(Activations& a) {
   p.streams = config_.hc_mult;
   p.hidden = config_.hidden_size;
   ops_.hyper_post(p, exec_);
+  a.added = true;
 }
 
 void Glm5::linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts) {
   ops_.linear(linear_params(x, ldx, rows, parts), exec_);
 }
 
-void Glm5::norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias) {
+void Glm5::norm(int32_t rows, std::initializer_list<Norm> norms) {
   NormParams p;
-  p.x = p.y = x;
-  p.ldx = p.ldy = dim;
   p.rows = rows;
-  p.dim = static_cast<int32_t>(dim);
-  p.weight = weight;
-  p.bias = bias;
-  p.eps = eps;
-  ops_.norm(p, exec_);
+  p.part_count = 0;
+  for (const Norm& n : norms) {
+    if (!n.weight) continue;
+    NormPart& part = p.part[p.part_count++];
+    part.x = part.y = n.x;
+    part.ldx = part.ldy = n.dim;
+    part.dim = static_cast<int32_t>(n.dim);
+    part.weight = n.weight;
+    part.bias = n.bias;
+    part.eps = n.eps;
+  }
+  if (p.part_count > 0) ops_.norm(p, exec_);
 }
 
 KdaConvParams Glm5::kda_conv(size_t index, const KdaWeights& w, const StepView& step,

@@ -30,7 +30,10 @@ void Glm5::layer(size_t index, const StepView& step, Activations& a) {
     mlp(w.mlp, mlp_buffers(a.rows, config_.intermediate_size), a, a.block);
   }
   hyper_post(a);
-  if (diagnose_ || recording_) diagnose(index, step, a);
+  if (diagnose_ || recording_) {
+    add_block(a);
+    diagnose(index, step, a);
+  }
 }
 
 void Glm5::kda(size_t index, const KdaWeights& w, const StepView& step, Activations& a) {
@@ -55,12 +58,22 @@ void Glm5::mla(size_t index, const MlaWeights& w, const StepView& step, Activati
   const MlaBuffers b = mla_buffers(a.rows);
   const int64_t H = config_.hidden_size, q_rank = config_.q_lora_rank, rank = config_.kv_lora_rank;
   const int64_t heads = config_.num_attention_heads;
-  linear(a.y, H, a.rows, {{w.q_a, b.q_low, q_rank, w.q_a_bias}, {w.kv_a, b.latent, rank, w.kv_a_bias}});
-  norm(b.q_low, a.rows, q_rank, w.q_a_norm, config_.rms_norm_eps);
-  norm(b.latent, a.rows, rank, w.kv_a_norm, config_.rms_norm_eps);
+  const int64_t index_heads = config_.index_n_heads, D = config_.index_head_dim;
+  const float eps = config_.rms_norm_eps;
+  const IndexerWeights& x = w.indexer;  // empty where the layer takes the choice of the one before
+  linear(a.y, H, a.rows,
+         {{w.q_a, b.q_low, q_rank, w.q_a_bias},
+          {w.kv_a, b.latent, rank, w.kv_a_bias},
+          {x.wk, b.index_k, D},
+          {x.gate, b.index_gate, D},
+          {x.weights_proj, b.head_weight, index_heads}});
+  norm(a.rows, {{b.q_low, q_rank, w.q_a_norm, eps},
+                {b.latent, rank, w.kv_a_norm, eps},
+                {b.index_k, D, x.k_norm, 1e-6f, x.k_norm_bias}});
   latent_append(index, step, b);
-  linear(b.q_low, q_rank, a.rows, {{w.q_b, b.q, heads * config_.qk_head_dim()}});
-  if (config_.indexer_full[index]) select(index, w.indexer, step, a, b);
+  linear(b.q_low, q_rank, a.rows,
+         {{w.q_b, b.q, heads * config_.qk_head_dim()}, {x.wq_b, b.index_q, index_heads * D}});
+  if (config_.indexer_full[index]) select(index, x, step, a, b);
   fold_query(w, b);
   sparse_mla(index, step, a, b);
   expand_value(w, b);
@@ -72,11 +85,6 @@ void Glm5::mla(size_t index, const MlaWeights& w, const StepView& step, Activati
 // activations, where layers with a shared indexer find it.
 void Glm5::select(size_t index, const IndexerWeights& w, const StepView& step, Activations& a,
                   const MlaBuffers& b) {
-  const int64_t D = config_.index_head_dim, heads = config_.index_n_heads;
-  linear(a.y, config_.hidden_size, a.rows,
-         {{w.wk, b.index_k, D}, {w.gate, b.index_gate, D}, {w.weights_proj, b.head_weight, heads}});
-  linear(b.q_low, config_.q_lora_rank, a.rows, {{w.wq_b, b.index_q, heads * D}});
-  norm(b.index_k, a.rows, D, w.k_norm, 1e-6f, w.k_norm_bias);
   pool_update(index, w, step, b);
   index_select(index, step, a, b);
 }
@@ -110,8 +118,9 @@ void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   record_router(index, b);
 }
 
-void Glm5::head(const StepView& step, const Activations& a) {
+void Glm5::head(const StepView& step, Activations& a) {
   if (step.logits_rows == 0) return;
+  add_block(a);
   ArenaScope scope(workspace_);
   const int64_t H = config_.hidden_size, V = config_.vocab_size;
   float* hidden = workspace_.take<float>(step.logits_rows * H);

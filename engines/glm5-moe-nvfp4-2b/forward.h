@@ -63,6 +63,8 @@ class Glm5 : public Model {
   struct Activations {
     int32_t rows = 0;
     float* x = nullptr;        // [rows, N, H] residual streams
+    float* next = nullptr;     // [rows, N, H] where hyper_pre leaves them after a block that is to be added
+    bool added = true;         // the last block's output; else the next hyper_pre adds it
     float* y = nullptr;        // [rows, H] normed input of the block
     float* block = nullptr;    // [rows, H] output of the block
     float* post = nullptr;     // [rows, N]
@@ -123,7 +125,7 @@ class Glm5 : public Model {
               const MlaBuffers& b);
   void mlp(const MlpWeights& w, const MlpBuffers& b, const Activations& a, float* out);
   void moe(size_t index, const MoeWeights& w, Activations& a);
-  void head(const StepView& step, const Activations& a);
+  void head(const StepView& step, Activations& a);
 
   // calls.cpp: buffers, and the params of each op.
   Activations activations(int32_t rows);
@@ -134,8 +136,16 @@ class Glm5 : public Model {
   void embed(const StepView& step, Activations& a);
   void hyper_pre(const HyperWeights& w, Activations& a);
   void hyper_post(Activations& a);
+  void add_block(Activations& a);
   void linear(const float* x, int64_t ldx, int32_t rows, std::initializer_list<LinearPart> parts);
-  void norm(float* x, int32_t rows, int64_t dim, const float* weight, float eps, const float* bias = nullptr);
+  struct Norm {
+    float* x;  // [rows, dim], in place
+    int64_t dim;
+    const float* weight;  // null: this one is left out
+    float eps;
+    const float* bias = nullptr;
+  };
+  void norm(int32_t rows, std::initializer_list<Norm> norms);
   KdaConvParams kda_conv(size_t index, const KdaWeights& w, const StepView& step, const KdaBuffers& b) const;
   KdaGatesParams kda_gates(const KdaWeights& w, const KdaBuffers& b) const;
   KdaRecurrenceParams kda_recurrence(size_t index, const StepView& step, const KdaBuffers& b) const;

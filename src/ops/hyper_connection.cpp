@@ -282,8 +282,8 @@ void pre_chunk(const HyperPreParams& p, Exec& exec, int64_t first, int64_t rows)
 // x'[n] = post[n] * block + sum_m comb[m][n] * x[m] on columns [begin, end) of one row. kN = 0: any number of
 // streams.
 template <int kN>
-ROCKET_INLINE void expand(float* x, const float* block, const float* post, const float* comb, int streams,
-                          int64_t hidden, int64_t begin, int64_t end) {
+ROCKET_INLINE void expand(const float* x, float* y, const float* block, const float* post, const float* comb,
+                          int streams, int64_t hidden, int64_t begin, int64_t end) {
   const int n = kN ? kN : streams;
   for (int64_t i = begin; i < end; i += kLanes) {
     const int width = static_cast<int>(end - i < kLanes ? end - i : kLanes);
@@ -291,11 +291,11 @@ ROCKET_INLINE void expand(float* x, const float* block, const float* post, const
     F16v old[kN ? kN : kMaxStreams];
     for (int m = 0; m < n; ++m)
       old[m] = whole ? load(x + m * hidden + i) : load_part(x + m * hidden + i, width);
-    const F16v y = whole ? load(block + i) : load_part(block + i, width);
+    const F16v b = whole ? load(block + i) : load_part(block + i, width);
     for (int j = 0; j < n; ++j) {
-      F16v s = post[j] * y;
+      F16v s = post[j] * b;
       for (int m = 0; m < n; ++m) s += comb[m * n + j] * old[m];
-      whole ? store(x + j * hidden + i, s) : store_part(x + j * hidden + i, s, width);
+      whole ? store(y + j * hidden + i, s) : store_part(y + j * hidden + i, s, width);
     }
   }
 }
@@ -305,6 +305,29 @@ void check_streams(const char* op, int32_t streams) {
 }
 
 }  // namespace
+
+void hyper_post(const HyperPostParams& p, Exec& exec) {
+  if (p.rows == 0) return;
+  check_streams("hyper_post", p.streams);
+  constexpr int64_t kTile = 1024;
+  const int64_t tiles = (p.hidden + kTile - 1) / kTile, n = p.streams;
+  parallel(exec, p.rows * tiles, 2 * n * (p.hidden < kTile ? p.hidden : kTile),
+           [&](int64_t begin, int64_t end, int) {
+             for (int64_t item = begin; item < end; ++item) {
+               const int64_t row = item / tiles, from = item % tiles * kTile;
+               const int64_t to = from + kTile < p.hidden ? from + kTile : p.hidden;
+               const float* x = p.x + row * n * p.hidden;
+               float* y = p.y + row * n * p.hidden;
+               const float* block = p.block + row * p.hidden;
+               const float *post = p.post + row * n, *comb = p.comb + row * n * n;
+               if (n == 4) {
+                 expand<4>(x, y, block, post, comb, 4, p.hidden, from, to);
+               } else {
+                 expand<0>(x, y, block, post, comb, p.streams, p.hidden, from, to);
+               }
+             }
+           });
+}
 
 void hyper_pre(const HyperPreParams& p, Exec& exec) {
   if (p.rows == 0) return;
@@ -318,31 +341,14 @@ void hyper_pre(const HyperPreParams& p, Exec& exec) {
     fail_op("hyper_pre", "fn format (kF32 or kBF16)", static_cast<int64_t>(WeightFormat::kF32),
             static_cast<int64_t>(p.fn.format));
   }
-  for (int64_t first = 0; first < p.rows; first += kChunk) {
-    pre_chunk(p, exec, first, p.rows - first < kChunk ? p.rows - first : kChunk);
+  HyperPreParams from = p;
+  if (p.block) {
+    hyper_post(post_before(p), exec);
+    from.x = p.next;
   }
-}
-
-void hyper_post(const HyperPostParams& p, Exec& exec) {
-  if (p.rows == 0) return;
-  check_streams("hyper_post", p.streams);
-  constexpr int64_t kTile = 1024;
-  const int64_t tiles = (p.hidden + kTile - 1) / kTile, n = p.streams;
-  parallel(exec, p.rows * tiles, 2 * n * (p.hidden < kTile ? p.hidden : kTile),
-           [&](int64_t begin, int64_t end, int) {
-             for (int64_t item = begin; item < end; ++item) {
-               const int64_t row = item / tiles, from = item % tiles * kTile;
-               const int64_t to = from + kTile < p.hidden ? from + kTile : p.hidden;
-               float* x = p.x + row * n * p.hidden;
-               const float* block = p.block + row * p.hidden;
-               const float *post = p.post + row * n, *comb = p.comb + row * n * n;
-               if (n == 4) {
-                 expand<4>(x, block, post, comb, 4, p.hidden, from, to);
-               } else {
-                 expand<0>(x, block, post, comb, p.streams, p.hidden, from, to);
-               }
-             }
-           });
+  for (int64_t first = 0; first < p.rows; first += kChunk) {
+    pre_chunk(from, exec, first, p.rows - first < kChunk ? p.rows - first : kChunk);
+  }
 }
 
 void hyper_head(const HyperHeadParams& p, Exec& exec) {

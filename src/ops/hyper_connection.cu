@@ -1,5 +1,5 @@
-// hyper_pre is two kernels. The first spreads the products with fn over the whole device: a block has one slice of the
-// flattened axis and leaves that slice's sums in scratch. In the second a cluster of blocks has one row: each block adds
+// hyper_pre is two kernels. The first spreads the products with fn over the whole device, and the hyper_post of the block
+// before: a block has one slice of the flattened axis and leaves that slice's sums in scratch. In the second a cluster of blocks has one row: each block adds
 // up what it needs of the slices, collapses its part of the columns, and gets the others' sums of squares through
 // distributed shared memory; meanwhile some warps of the first block balance the mixing matrix.
 // Where a step has many rows, and a row's bits may depend on the kind of step, the second kernel has a block for each row.
@@ -402,7 +402,8 @@ void check_pre(const HyperPreParams& p) {
 
 }  // namespace
 
-void hyper_pre(const HyperPreParams& p, Exec& exec) {
+void hyper_pre(const HyperPreParams& given, Exec& exec) {
+  HyperPreParams p = given;
   if (p.rows == 0) return;
   check_pre(p);
   ArenaScope scope(*exec.scratch);
@@ -410,8 +411,14 @@ void hyper_pre(const HyperPreParams& p, Exec& exec) {
   const int64_t most = (p.fn.in + kMixSlice - 1) / kMixSlice;
   float* partial = exec.scratch->take<float>(p.rows * (p.fn.out + 1) * most);
   if (exec.measure) return;
+  if (p.block && !hyper_mix_posts(p, exec)) {
+    hyper_post(post_before(p), exec);
+    p.x = p.next;
+    p.block = nullptr;
+  }
   const int slices = hyper_mix_slices(p, exec);
   hyper_mix(p, partial, slices, exec);
+  if (p.block) p.x = p.next;
   const bool vector =
       quads_aligned(p.x, p.hidden) && quads_aligned(p.y, p.hidden) && quads_aligned(p.norm_weight, p.hidden);
   if (exec.tensor_cores && p.streams == 4 && vector && p.hidden <= 4 * kRowQuads * kRowThreads) {

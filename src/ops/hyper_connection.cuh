@@ -19,7 +19,9 @@ __host__ __device__ __forceinline__ int sums_of(int streams) {
   return streams * (streams + 2) + 1;
 }
 
-// partial[row][sum][slice]: the sums of slices of the flattened axis (hyper_mix.cu).
+// partial[row][sum][slice]: the sums of slices of the flattened axis (hyper_mix.cu). With p.block, where
+// hyper_mix_posts(), hyper_post comes first.
+bool hyper_mix_posts(const HyperPreParams& p, const Exec& exec);
 int hyper_mix_slices(const HyperPreParams& p, const Exec& exec);
 void hyper_mix(const HyperPreParams& p, float* partial, int slices, Exec& exec);
 

@@ -10,7 +10,8 @@
 //   c    = sum_n pre[n] * x[r][n]                                              [H]
 //   y[r] = c * rsqrt(mean(c^2) + rms_eps) * norm_weight                          the block's RMSNorm, fused
 // hyper_post, after the block:
-//   x'[r][n] = post[n] * block[r] + sum_m comb[m][n] * x[r][m]                   in place
+//   x'[r][n] = post[n] * block[r] + sum_m comb[m][n] * x[r][m]
+// hyper_pre may do both: the hyper_post of the block before, then its own part from x' on.
 // A row sum is over the last axis, a column sum over the first.
 #pragma once
 
@@ -31,20 +32,37 @@ struct HyperPreParams {
   float hc_eps = 1e-6f;
   int32_t sinkhorn_iters = 20;
   float* y = nullptr;     // out [rows, H], normed block input
-  float* post = nullptr;  // out [rows, N]
-  float* comb = nullptr;  // out [rows, N, N]
+  float* post = nullptr;  // out [rows, N]; with `block` read before, as the post of that block
+  float* comb = nullptr;  // out [rows, N, N]; likewise
   float* mix = nullptr;   // out [rows, 2N + N*N], the raw w; may be null
+  const float* block =
+      nullptr;  // [rows, H], output of the block before, whose hyper_post is still to be done; or null
+  float* next = nullptr;  // out [rows, N, H] with `block`: x'; not x
 };
 
 struct HyperPostParams {
-  float* x = nullptr;            // in/out [rows, N, H]
+  const float* x = nullptr;      // [rows, N, H]
   const float* block = nullptr;  // [rows, H], the block's output
   const float* post = nullptr;   // [rows, N]
   const float* comb = nullptr;   // [rows, N, N]
   int32_t rows = 0;
   int32_t streams = 4;
   int32_t hidden = 0;
+  float* y = nullptr;  // out [rows, N, H], x'; may be x
 };
+
+inline HyperPostParams post_before(const HyperPreParams& p) {
+  HyperPostParams post;
+  post.x = p.x;
+  post.block = p.block;
+  post.post = p.post;
+  post.comb = p.comb;
+  post.rows = p.rows;
+  post.streams = p.streams;
+  post.hidden = p.hidden;
+  post.y = p.next;
+  return post;
+}
 
 // Head: mean over the streams, then RMSNorm, for chosen rows.
 //   m = mean_n x[row_index[r]][n];  y[r] = m * rsqrt(mean(m^2) + rms_eps) * norm_weight

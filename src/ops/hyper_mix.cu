@@ -23,8 +23,24 @@ __device__ __forceinline__ float warp_sum4(const float (&v)[4], int lane) {
   return s;
 }
 
-// partial[row][sum][slice]. A slice is kChunks * kSlice columns.
-template <bool kBf16, bool kVector, int kChunks>
+// Four columns of x' of one row, in one of four streams: hyper_post in the order of hyper_post.cu.
+__device__ __forceinline__ float4 next_quad(const HyperPreParams& p, int64_t row, int stream,
+                                            int64_t column) {
+  const float* x = p.x + row * 4 * p.hidden + column;
+  float4 old[4];
+#pragma unroll
+  for (int m = 0; m < 4; ++m) old[m] = *reinterpret_cast<const float4*>(x + int64_t{m} * p.hidden);
+  const float4 block = *reinterpret_cast<const float4*>(p.block + row * p.hidden + column);
+  const float* comb = p.comb + row * 16 + stream;
+  float4 sum = scaled(p.post[row * 4 + stream], block);
+#pragma unroll
+  for (int m = 0; m < 4; ++m) sum = plus_scaled(sum, comb[4 * m], old[m]);
+  return sum;
+}
+
+// partial[row][sum][slice]. A slice is kChunks * kSlice columns. kPost: x' is worked out first, by each warp for itself,
+// and stored by the one that sums the squares; a slice then lies within one of four streams.
+template <bool kBf16, bool kVector, int kChunks, bool kPost>
 __global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
     mix_kernel(HyperPreParams p, float* partial, int slices, int rows_per_block) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -56,7 +72,15 @@ __global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
       float4 x[kBatch];
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        x[b] = load_quad<kVector>(p.x + (row + b) * flat + at, row + b < end ? flat - at : 0);
+        if constexpr (kPost) {
+          x[b] = make_float4(0, 0, 0, 0);
+          if (row + b >= end) continue;
+          const int stream = static_cast<int>(blockIdx.x) * kSlice / p.hidden;
+          x[b] = next_quad(p, row + b, stream, at - int64_t{stream} * p.hidden);
+          if (squares) *reinterpret_cast<float4*>(p.next + (row + b) * flat + at) = x[b];
+        } else {
+          x[b] = load_quad<kVector>(p.x + (row + b) * flat + at, row + b < end ? flat - at : 0);
+        }
       }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
@@ -81,19 +105,29 @@ __global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
   }
 }
 
+bool mix_aligned(const HyperPreParams& p) {
+  return quads_aligned(p.x, p.fn.in) && quads_aligned(p.fn.data, p.fn.in);
+}
+
 template <bool kBf16, int kChunks>
 void launch_mix(const HyperPreParams& p, float* partial, int slices, Exec& exec) {
-  const bool vector = quads_aligned(p.x, p.fn.in) && quads_aligned(p.fn.data, p.fn.in);
+  const auto kernel = p.block          ? mix_kernel<kBf16, true, 1, true>
+                      : mix_aligned(p) ? mix_kernel<kBf16, true, kChunks, false>
+                                       : mix_kernel<kBf16, false, kChunks, false>;
   // Few rows: a block for each batch of rows. Many: fewer blocks, so that each reads its weights for more rows.
   const int rows_per_block = p.rows <= 64 ? kBatch : 4 * kBatch;
   const int groups = (p.streams * (p.streams + 2) + kMixWarps * kOutputs - 1) / (kMixWarps * kOutputs);
   const dim3 grid(static_cast<unsigned>(slices), static_cast<unsigned>(groups),
                   static_cast<unsigned>((p.rows + rows_per_block - 1) / rows_per_block));
-  launch("hyper_pre", vector ? mix_kernel<kBf16, true, kChunks> : mix_kernel<kBf16, false, kChunks>, grid,
-         (kMixWarps + 1) * kWarp, 0, exec, p, partial, slices, rows_per_block);
+  launch("hyper_pre", kernel, grid, (kMixWarps + 1) * kWarp, 0, exec, p, partial, slices, rows_per_block);
 }
 
 }  // namespace
+
+bool hyper_mix_posts(const HyperPreParams& p, const Exec& exec) {
+  return !exec.tensor_cores && p.streams == 4 && p.hidden % kSlice == 0 && mix_aligned(p) &&
+         quads_aligned(p.block, p.hidden) && quads_aligned(p.next, p.hidden);
+}
 
 int hyper_mix_slices(const HyperPreParams& p, const Exec& exec) {
   const int64_t slice = exec.tensor_cores ? kTensorSlice : kMixSlice;

@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(kThreads) post_kernel(HyperPostParams p) {
   const int64_t left = p.hidden - at;
   if (left <= 0) return;
   const int n = kN == 4 ? 4 : p.streams;
-  float* x = p.x + row * n * p.hidden + at;
+  const int64_t of_row = row * n * p.hidden + at;
+  const float* x = p.x + of_row;
   const float *post = p.post + row * n, *comb = p.comb + row * n * n;
   float4 old[kN];
 #pragma unroll
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) post_kernel(HyperPostParams p) {
   }
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
-    if (j < n) store_quad<kVector>(x + static_cast<int64_t>(j) * p.hidden, sum[j], left);
+    if (j < n) store_quad<kVector>(p.y + of_row + static_cast<int64_t>(j) * p.hidden, sum[j], left);
   }
 }
 
@@ -46,7 +47,8 @@ __global__ void __launch_bounds__(kThreads) post_kernel(HyperPostParams p) {
 void hyper_post(const HyperPostParams& p, Exec& exec) {
   if (exec.measure || p.rows == 0) return;
   check_streams("hyper_post", p.streams);
-  const bool vector = quads_aligned(p.x, p.hidden) && quads_aligned(p.block, p.hidden);
+  const bool vector =
+      quads_aligned(p.x, p.hidden) && quads_aligned(p.y, p.hidden) && quads_aligned(p.block, p.hidden);
   const auto kernel = p.streams == 4 ? (vector ? post_kernel<4, true> : post_kernel<4, false>)
                                      : (vector ? post_kernel<8, true> : post_kernel<8, false>);
   const int quads = (p.hidden + 3) / 4;

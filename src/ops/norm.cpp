@@ -1,3 +1,4 @@
+#include "base/error.h"
 #include "ops/cpu_ops.h"
 #include "ops/parallel.h"
 
@@ -42,14 +43,21 @@ ROCKET_INLINE void layer_row(const float* x, const float* weight, const float* b
 }  // namespace
 
 void norm(const NormParams& p, Exec& exec) {
-  parallel(exec, p.rows, 2 * p.dim, [&](int64_t begin, int64_t end, int) {
+  if (p.part_count < 1 || p.part_count > NormParams::kMaxParts)
+    fail_op("norm", "parts, at most", NormParams::kMaxParts, p.part_count);
+  int64_t dims = 0;
+  for (int i = 0; i < p.part_count; ++i) dims += p.part[i].dim;
+  parallel(exec, p.rows, 2 * dims, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      const float* x = p.x + row * p.ldx;
-      float* y = p.y + row * p.ldy;
-      if (p.bias) {
-        layer_row(x, p.weight, p.bias, p.eps, p.dim, y);
-      } else {
-        rms_row(x, p.weight, p.eps, p.dim, y);
+      for (int i = 0; i < p.part_count; ++i) {
+        const NormPart& part = p.part[i];
+        const float* x = part.x + row * part.ldx;
+        float* y = part.y + row * part.ldy;
+        if (part.bias) {
+          layer_row(x, part.weight, part.bias, part.eps, part.dim, y);
+        } else {
+          rms_row(x, part.weight, part.eps, part.dim, y);
+        }
       }
     }
   });

@@ -1,3 +1,4 @@
+#include "base/error.h"
 #include "ops/cuda.cuh"
 #include "ops/cuda_ops.h"
 
@@ -6,11 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// One block a row. The order of the sums depends on dim only.
 template <bool kLayer>
-__global__ void __launch_bounds__(kThreads) norm_kernel(NormParams p) {
-  __shared__ float partial[kThreads / kWarp];
-  wait_for_previous();
+__device__ __forceinline__ void norm_row(const NormPart& p, float* partial) {
   const float* x = p.x + blockIdx.x * p.ldx;
   float* y = p.y + blockIdx.x * p.ldy;
   float mean = 0;
@@ -24,18 +22,33 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormParams p) {
     squares = fmaf(d, d, squares);
   }
   const float scale = rsqrtf(block_sum<kThreads>(squares, partial) / static_cast<float>(p.dim) + p.eps);
-  start_next();
   for (int i = threadIdx.x; i < p.dim; i += kThreads) {
     const float n = (x[i] - mean) * scale;
     y[i] = kLayer ? fmaf(n, p.weight[i], p.bias[i]) : n * p.weight[i];
   }
 }
 
+// One block a row of a part. The order of the sums depends on dim only.
+__global__ void __launch_bounds__(kThreads) norm_kernel(const __grid_constant__ NormParams p) {
+  __shared__ float partial[kThreads / kWarp];
+  wait_for_previous();
+  start_next();
+  const NormPart& part = p.part[blockIdx.y];
+  if (part.bias) {
+    norm_row<true>(part, partial);
+  } else {
+    norm_row<false>(part, partial);
+  }
+}
+
 }  // namespace
 
 void norm(const NormParams& p, Exec& exec) {
+  if (p.part_count < 1 || p.part_count > NormParams::kMaxParts)
+    fail_op("norm", "parts, at most", NormParams::kMaxParts, p.part_count);
   if (exec.measure || p.rows == 0) return;
-  launch("norm", p.bias ? norm_kernel<true> : norm_kernel<false>, p.rows, kThreads, 0, exec, p);
+  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(p.part_count));
+  launch("norm", norm_kernel, grid, kThreads, 0, exec, p);
 }
 
 }  // namespace rocket::cuda

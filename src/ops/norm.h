@@ -7,16 +7,23 @@
 
 namespace rocket {
 
-struct NormParams {
+// Several norms of the same rows go together.
+struct NormPart {
   const float* x = nullptr;  // [rows, dim], rows ldx apart
   int64_t ldx = 0;
-  int32_t rows = 0;
   int32_t dim = 0;
   const float* weight = nullptr;  // [dim]
   const float* bias = nullptr;    // [dim]; null = RMSNorm, else LayerNorm
   float eps = 1e-5f;
   float* y = nullptr;  // out [rows, dim], rows ldy apart
   int64_t ldy = 0;
+};
+
+struct NormParams {
+  static constexpr int kMaxParts = 4;
+  int32_t rows = 0;
+  int32_t part_count = 1;  // 1 … kMaxParts
+  NormPart part[kMaxParts];
 };
 
 }  // namespace rocket
