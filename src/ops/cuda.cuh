@@ -26,7 +26,8 @@ struct CudaContext {
   int64_t l2_bytes = 0;
   int64_t sm_shared = 0, block_shared = 0;  // bytes of shared memory: of an SM, and that a block may have
   CublasLt* cublas = nullptr;               // may be null: ops/cublas_lt.h
-  bool sync_each = false;  // ROCKET_CUDA_SYNC: wait after each op, so that a failure names it
+  bool behind_fence = false;  // whether the kernel that was launched last is a fence: launch_fence()
+  bool sync_each = false;     // ROCKET_CUDA_SYNC: wait after each op, so that a failure names it
 };
 
 // Shared memory that a block may use on every GPU that we build for (GB10: 99 KiB, static and dynamic together).
@@ -73,7 +74,17 @@ void launch(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, si
   config.attrs = &early;
   config.numAttrs = 1;
   cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op);
+  exec.cuda->behind_fence = false;
   if (exec.cuda->sync_each) cuda_check(cudaStreamSynchronize(exec.cuda->stream), op);
+}
+
+// The same for a kernel that calls start_next() only behind wait_for_previous(). Such a kernel is a fence: what is launched
+// next starts when all that was launched before the fence is done, and may read what that wrote before it waits itself.
+template <typename... Params, typename... Args>
+void launch_fence(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, Exec& exec,
+                  Args&&... args) {
+  launch(op, kernel, grid, block, shared, exec, std::forward<Args>(args)...);
+  exec.cuda->behind_fence = true;
 }
 
 // First of all in every kernel (weights alone may be read or prefetched before): everything that earlier kernels wrote

@@ -48,9 +48,9 @@ template <typename T>
 void launch_sum(const ExpertSumParams& p, Exec& exec) {
   const int width = p.hidden / static_cast<int>(sizeof(T) / sizeof(float));
   const int blocks = (width + kSumThreads - 1) / kSumThreads;
-  launch("expert_sum", sum_kernel<T>, static_cast<unsigned>(int64_t{p.rows} * blocks), kSumThreads, 0, exec,
-         reinterpret_cast<const T*>(p.out), reinterpret_cast<const T*>(p.shared), p.topk, width, blocks,
-         reinterpret_cast<T*>(p.y));
+  launch_fence("expert_sum", sum_kernel<T>, static_cast<unsigned>(int64_t{p.rows} * blocks), kSumThreads, 0,
+               exec, reinterpret_cast<const T*>(p.out), reinterpret_cast<const T*>(p.shared), p.topk, width,
+               blocks, reinterpret_cast<T*>(p.y));
 }
 
 // ---- expert_ffn, exact

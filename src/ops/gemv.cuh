@@ -301,10 +301,10 @@ __global__ void __launch_bounds__(K::kThreads, 1) gemv_kernel(const __grid_const
   float* table = xs + K::R * phase_columns;
   float* total = table + p.phase_slices * p.block_groups * N;
 
-  start_next();
   GemvWalk<K::G, K::kWarps> at(p, warp, first_group, groups);
   GemvStream<K> stream(p, at, warp, lane, first_group, groups);
   wait_for_previous();
+  start_next();  // only now: launch_fence()
   for (int phase = 0; phase < p.phases; ++phase) {
     gemv_load_x<K>(p, phase, xs);
     __syncthreads();

@@ -23,9 +23,9 @@ bool launch_ring(GemvParams& p, Exec& exec) {
   const dim3 grid(static_cast<unsigned>(clusters * K::kSplit),
                   static_cast<unsigned>((p.rows + K::R - 1) / K::R));
   if constexpr (K::kSplit == 1) {
-    launch("linear", gemv_ring_kernel<K>, grid, K::kThreads, shared, exec, p);
+    launch_fence("linear", gemv_ring_kernel<K>, grid, K::kThreads, shared, exec, p);
   } else {
-    launch("linear", gemv_ring_cluster_kernel<K>, grid, K::kThreads, shared, exec, p);
+    launch_fence("linear", gemv_ring_cluster_kernel<K>, grid, K::kThreads, shared, exec, p);
   }
   return true;
 }

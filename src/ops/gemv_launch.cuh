@@ -56,7 +56,7 @@ void launch_gemv(GemvParams& p, Exec& exec) {
   const size_t shared =
       K::x_bytes(int64_t{p.phase_slices} * p.slice) + K::table_bytes(p.phase_slices, p.block_groups);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>((p.rows + K::R - 1) / K::R));
-  launch("linear", gemv_kernel<K>, grid, K::kThreads, shared, exec, p);
+  launch_fence("linear", gemv_kernel<K>, grid, K::kThreads, shared, exec, p);
 }
 
 // The number of rows that a kernel is made for makes no difference to the bits.

@@ -215,9 +215,9 @@ __device__ __forceinline__ void gemv_ring(const GemvParams& p) {
   const int first = units * warp / K::kWarps, end = units * (warp + 1) / K::kWarps;
   float* table = reinterpret_cast<float*>(shared + K::kRingBytes);
 
-  start_next();
   RingStream<K> stream(p, b, first, end - first, shared, warp, lane);
   wait_for_previous();
+  start_next();                                                       // only now: launch_fence()
   int slice = first / b.groups, group = first % b.groups, steps = 0;  // slice of the block
   RingX<K> x;
 #pragma unroll 1

@@ -9,7 +9,7 @@ namespace {
 constexpr int kSlice = 4 * kWarp;  // columns of a slice that a warp reads at once
 constexpr int kMixWarps = 8;       // and one that sums the squares
 constexpr int kOutputs = 3;        // of a warp
-constexpr int kBatch = 4;          // rows at a time
+constexpr int kRowsAtOnce = 4;
 
 // The sums over all lanes of four values, in the tree of warp_sum; lane l gets value l / 8.
 __device__ __forceinline__ float warp_sum4(const float (&v)[4], int lane) {
@@ -23,26 +23,34 @@ __device__ __forceinline__ float warp_sum4(const float (&v)[4], int lane) {
   return s;
 }
 
-// Four columns of x' of one row, in one of four streams: hyper_post in the order of hyper_post.cu.
-__device__ __forceinline__ float4 next_quad(const HyperPreParams& p, int64_t row, int stream,
-                                            int64_t column) {
-  const float* x = p.x + row * 4 * p.hidden + column;
+// What x' of one row is made of in four columns of one of four streams, but for the block's output.
+struct Before {
   float4 old[4];
+  float post, comb[4];
+  __device__ __forceinline__ void load(const HyperPreParams& p, int64_t row, int stream, int64_t column) {
+    const float* x = p.x + row * 4 * p.hidden + column;
 #pragma unroll
-  for (int m = 0; m < 4; ++m) old[m] = *reinterpret_cast<const float4*>(x + int64_t{m} * p.hidden);
-  const float4 block = *reinterpret_cast<const float4*>(p.block + row * p.hidden + column);
-  const float* comb = p.comb + row * 16 + stream;
-  float4 sum = scaled(p.post[row * 4 + stream], block);
+    for (int m = 0; m < 4; ++m) {
+      old[m] = *reinterpret_cast<const float4*>(x + int64_t{m} * p.hidden);
+      comb[m] = p.comb[row * 16 + 4 * m + stream];
+    }
+    post = p.post[row * 4 + stream];
+  }
+  // x', in the order of hyper_post.cu.
+  __device__ __forceinline__ float4 add(const float4& block) const {
+    float4 sum = scaled(post, block);
 #pragma unroll
-  for (int m = 0; m < 4; ++m) sum = plus_scaled(sum, comb[4 * m], old[m]);
-  return sum;
-}
+    for (int m = 0; m < 4; ++m) sum = plus_scaled(sum, comb[m], old[m]);
+    return sum;
+  }
+};
 
 // partial[row][sum][slice]. A slice is kChunks * kSlice columns. kPost: x' is worked out first, by each warp for itself,
-// and stored by the one that sums the squares; a slice then lies within one of four streams.
-template <bool kBf16, bool kVector, int kChunks, bool kPost>
+// and stored by the one that sums the squares; a slice then lies within one of four streams. `early`: a single row's x,
+// post and comb may be read before the wait.
+template <bool kBf16, bool kVector, int kChunks, bool kPost, int kBatch>
 __global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
-    mix_kernel(HyperPreParams p, float* partial, int slices, int rows_per_block) {
+    mix_kernel(HyperPreParams p, float* partial, int slices, int rows_per_block, bool early) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int sums = sums_of(p.streams);
   const int64_t flat = static_cast<int64_t>(p.streams) * p.hidden;
@@ -61,6 +69,10 @@ __global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
                                                  (first + o) * flat + at, o < outputs ? flat - at : 0);
     }
   }
+  const int stream = kPost ? static_cast<int>(blockIdx.x) * kSlice / p.hidden : 0;
+  const int64_t in_stream = column - int64_t{stream} * p.hidden;
+  Before before[kBatch];
+  if (kPost && kBatch == 1 && early) before[0].load(p, 0, stream, in_stream);
   wait_for_previous();
   if (squares ? blockIdx.y > 0 : outputs <= 0) return;
   const int begin = blockIdx.z * rows_per_block, end = min(p.rows, begin + rows_per_block);
@@ -75,8 +87,9 @@ __global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
         if constexpr (kPost) {
           x[b] = make_float4(0, 0, 0, 0);
           if (row + b >= end) continue;
-          const int stream = static_cast<int>(blockIdx.x) * kSlice / p.hidden;
-          x[b] = next_quad(p, row + b, stream, at - int64_t{stream} * p.hidden);
+          if (kBatch > 1 || !early) before[b].load(p, row + b, stream, in_stream);
+          x[b] = before[b].add(
+              *reinterpret_cast<const float4*>(p.block + (row + b) * int64_t{p.hidden} + in_stream));
           if (squares) *reinterpret_cast<float4*>(p.next + (row + b) * flat + at) = x[b];
         } else {
           x[b] = load_quad<kVector>(p.x + (row + b) * flat + at, row + b < end ? flat - at : 0);
@@ -96,7 +109,10 @@ __global__ void __launch_bounds__((kMixWarps + 1) * kWarp)
 #pragma unroll
     for (int o = 0; o < kOutputs; ++o) {
       if (squares && o > 0) break;
-      const float total = warp_sum4(s[o], lane);
+      float four[4] = {};
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) four[b] = s[o][b];
+      const float total = warp_sum4(four, lane);
       const int sum = squares ? sums - 1 : first + o;
       if (lane % 8 == 0 && to < end && (squares || o < outputs)) {
         partial[(static_cast<int64_t>(to) * sums + sum) * slices + blockIdx.x] = total;
@@ -111,15 +127,17 @@ bool mix_aligned(const HyperPreParams& p) {
 
 template <bool kBf16, int kChunks>
 void launch_mix(const HyperPreParams& p, float* partial, int slices, Exec& exec) {
-  const auto kernel = p.block          ? mix_kernel<kBf16, true, 1, true>
-                      : mix_aligned(p) ? mix_kernel<kBf16, true, kChunks, false>
-                                       : mix_kernel<kBf16, false, kChunks, false>;
+  const auto kernel = p.block && p.rows == 1 ? mix_kernel<kBf16, true, 1, true, 1>
+                      : p.block              ? mix_kernel<kBf16, true, 1, true, kRowsAtOnce>
+                      : mix_aligned(p)       ? mix_kernel<kBf16, true, kChunks, false, kRowsAtOnce>
+                                             : mix_kernel<kBf16, false, kChunks, false, kRowsAtOnce>;
   // Few rows: a block for each batch of rows. Many: fewer blocks, so that each reads its weights for more rows.
-  const int rows_per_block = p.rows <= 64 ? kBatch : 4 * kBatch;
+  const int rows_per_block = p.rows <= 64 ? kRowsAtOnce : 4 * kRowsAtOnce;
   const int groups = (p.streams * (p.streams + 2) + kMixWarps * kOutputs - 1) / (kMixWarps * kOutputs);
   const dim3 grid(static_cast<unsigned>(slices), static_cast<unsigned>(groups),
                   static_cast<unsigned>((p.rows + rows_per_block - 1) / rows_per_block));
-  launch("hyper_pre", kernel, grid, (kMixWarps + 1) * kWarp, 0, exec, p, partial, slices, rows_per_block);
+  launch("hyper_pre", kernel, grid, (kMixWarps + 1) * kWarp, 0, exec, p, partial, slices, rows_per_block,
+         exec.cuda->behind_fence);
 }
 
 }  // namespace

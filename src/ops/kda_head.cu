@@ -244,6 +244,7 @@ struct HeadArgs {
   KdaGatesParams gates;
   KdaRecurrenceParams recurrence;
   GatedNormParams norm;
+  bool early;  // the state may be read before the wait
 };
 
 template <WeightFormat F>
@@ -269,11 +270,13 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads, F == 
     norm_weight = p.norm.weight[part * kOwn + lane];
   };
   if (index == 0) load_weights();  // the other segments may be empty, and find them in the second-level cache
-  wait_for_previous();
+  if (!p.early) wait_for_previous();
 
+  // Arrays of the step are older than its kernels.
   const Segment segment = p.conv.segment[index];
   float *const state = p.recurrence.state[index], *const tail = p.conv.tail[index];
   if (segment.rows == 0) {
+    if (p.early) wait_for_previous();
     cluster_wait();
     return;
   }
@@ -281,19 +284,23 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads, F == 
   const bool recurs = warp >= kFirstTileWarp;
   const KdaPlace at = kda_place(part * kTileWarps + warp - kFirstTileWarp, head, kDim);
   StateTile tile;
-  float* kept_state = nullptr;
+  float *kept_state = nullptr, *kept_tail = nullptr;
   if (recurs) {  // the farthest away
     tile.load(state, at);
     kept_state = checkpoint_of(p.recurrence.checkpoint, segment, lane);
   }
+  if (convolves) {
+    conv.load_tail(p.conv, tail);
+    kept_tail = checkpoint_of(p.conv.checkpoint, segment, lane);
+  }
+  if (p.early) wait_for_previous();
+
   const float* const low = decays ? p.f_low : p.g_low;
   const int64_t ld = decays ? p.ldf : p.ldg;
   low_rank.load_row(low + segment.first_row * ld, lane);
-  float *kept_tail = nullptr, strength = 0;
+  float strength = 0;
   if (convolves) {
     conv.load_rows(p.conv, segment, 0);
-    conv.load_tail(p.conv, tail);
-    kept_tail = checkpoint_of(p.conv.checkpoint, segment, lane);
   } else if (lane < segment.rows) {
     strength = p.gates.b[(segment.first_row + lane) * int64_t{p.gates.heads} + head];
   }
@@ -395,8 +402,17 @@ void kda_head(const KdaHeadParams& p, Exec& exec) {
   }
   if (rows == 0) return;
   const WeightFormat format = p.f_b.part[0].w.format;
-  const HeadArgs args{p.f_b.part[0].w, p.g_b.part[0].w, p.f_b.x, p.g_b.x,      p.f_b.ldx,
-                      p.g_b.ldx,       p.conv,          p.gates, p.recurrence, p.norm};
+  const HeadArgs args{p.f_b.part[0].w,
+                      p.g_b.part[0].w,
+                      p.f_b.x,
+                      p.g_b.x,
+                      p.f_b.ldx,
+                      p.g_b.ldx,
+                      p.conv,
+                      p.gates,
+                      p.recurrence,
+                      p.norm,
+                      exec.cuda->behind_fence};
   const dim3 grid(kParts, static_cast<unsigned>(p.recurrence.heads),
                   static_cast<unsigned>(p.recurrence.segments));
   launch("kda_head",
