@@ -228,6 +228,49 @@ void ffn_case(check::Gpu& gpu, const std::string& name, const Model& m, const St
   }
 }
 
+// The pairs of a step spread over calls, as waves of a cache do it: the first clears what is not its own, or finds it
+// cleared; each further one leaves the others' rows. The last has no expert at all.
+void ffn_waves(check::Gpu& gpu, const Model& m, const Step& s, int32_t waves, bool tensor_cores) {
+  if (!gpu.takes_case()) return;
+  const std::string what = "expert_ffn in waves, " + std::to_string(m.hidden) + "x" +
+                           std::to_string(m.inner) + " rows " + std::to_string(s.rows) +
+                           (tensor_cores ? " rounded" : "");
+  const std::vector<float> whole = run(gpu, m, s, tensor_cores, what);
+  const int64_t n = s.rows * s.topk * m.hidden;
+  check::DeviceArray<float> x(gpu, s.x), weight(gpu, s.weight), out(gpu, n);
+  Exec exec = gpu.exec;
+  exec.tensor_cores = tensor_cores;
+  for (int32_t wave = 0; wave <= waves; ++wave) {
+    Step part = s;
+    for (int32_t& e : part.id) e = e >= 0 && e % waves == wave ? e : -1;
+    const check::DeviceArray<int32_t> id(gpu, part.id);
+    ExpertFfnParams p = params(m, s);
+    p.x = x.data();
+    p.weight = weight.data();
+    p.id = id.data();
+    p.expert = m.device->data();
+    p.out = out.data();
+    p.keep_absent = wave > 0;
+    gpu.ops.expert_ffn(p, exec);
+    gpu.backend->wait();  // `id` goes
+  }
+  out.check(what);
+  check::same_bits(what, out.get().data(), whole.data(), n);
+}
+
+void ffn_waves(check::Gpu& gpu) {
+  const std::vector<WeightFormat> every(check::kFormats, check::kFormats + 5);
+  const Model mixed(gpu, 288, 160, 15, every, true), fast(gpu, 512, 256, 20, {WeightFormat::kNVFP4});
+  for (const Model* m : {&mixed, &fast}) {
+    for (const int64_t rows : {1, 2, 7, 16, 40, 200}) {
+      for (const bool tensor_cores : {false, true}) {
+        ffn_waves(gpu, *m, random_step(*m, rows, 8, 10.0f, rows == 7, 0), 2, tensor_cores);
+        ffn_waves(gpu, *m, random_step(*m, rows, 4, 10.0f, rows == 40, 0), 3, tensor_cores);
+      }
+    }
+  }
+}
+
 void ffn_values(check::Gpu& gpu) {
   const std::vector<WeightFormat> every(check::kFormats, check::kFormats + 5);
   for (const WeightFormat format : check::kFormats) {
@@ -337,6 +380,7 @@ void all(check::Gpu& gpu) {
   ffn_values(gpu);
   ffn_fast(gpu);
   ffn_magnitudes(gpu);
+  ffn_waves(gpu);
 }
 
 }  // namespace

@@ -353,7 +353,6 @@ void swiglu(const SwigluParams& p, Exec& exec) {
 
 void expert_ffn(const ExpertFfnParams& p, Exec& exec) {
   if (p.rows <= 0 || p.topk <= 0) return;
-  if (p.keep_absent) fail_op("expert_ffn", "keep_absent on CUDA", 0, 1);
   ArenaScope scope(*exec.scratch);
   if (exec.tensor_cores && p.rows > kAlwaysExact) {
     expert_ffn_rounded(p, exec);

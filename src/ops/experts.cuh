@@ -242,9 +242,11 @@ static __device__ __noinline__ void plain_down(const FfnArgs& a, ExpertTile tile
   }
 }
 
-// The rows of absent experts: outputs [output, output + count) of each pair of the tile become 0, by the whole block.
+// The rows of absent experts: outputs [output, output + count) of each pair of the tile become 0, by the whole block,
+// unless they are another call's.
 __device__ __forceinline__ void clear_outputs(const FfnArgs& a, const ExpertTile& tile, int output,
                                               int count) {
+  if (a.p.keep_absent) return;
   for (int r = 0; r < tile.rows; ++r) {
     float* out = a.p.out + int64_t{find_pair(a, tile, r)} * a.p.hidden;
     for (int o = output + threadIdx.x; o < min(output + count, a.p.hidden); o += kFfnThreads) out[o] = 0;

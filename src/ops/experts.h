@@ -42,7 +42,7 @@ struct ExpertFfnParams {
   int32_t inner = 0;   // I
   float limit = 0;
   float* out = nullptr;  // out [rows, topk, H]
-  // Rows of -1 are left as they are: other calls write them. CPU only; the CUDA op refuses it.
+  // Rows of -1 are left as they are: other calls write them.
   bool keep_absent = false;
 };
 // Scratch of expert_ffn: activations of all (row, expert) pairs and rows of x, both padded to 256, and the
