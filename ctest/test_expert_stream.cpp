@@ -76,12 +76,14 @@ struct Bench {
         tables[static_cast<size_t>(layer)].push_back(make_expert(layer, e));
       spans.emplace_back(tables[static_cast<size_t>(layer)]);
     }
-    stream = std::make_unique<ExpertStream>(config, std::make_unique<FakeStore>(orders), spans);
+    stream = std::make_unique<HostStream>(config, std::make_unique<FakeStore>(orders), spans);
+    exec.pool = &pool;
   }
   std::shared_ptr<FakeStore::Orders> orders;
   std::vector<ExpertWeights> tables[kLayers];
-  std::unique_ptr<ExpertStream> stream;
+  std::unique_ptr<HostStream> stream;
   ThreadPool pool{3};
+  Exec exec;
 };
 
 bool all_are(const void* from, int64_t bytes, uint8_t value) {
@@ -119,11 +121,11 @@ std::vector<int32_t> choices() {
 bool look_up(Bench& bench, int32_t layer, const std::string& what) {
   const std::vector<int32_t> ids = choices();
   std::vector<int> computed(ids.size(), 0);
-  const int32_t waves = bench.stream->find(layer, ids);
+  const int32_t waves = bench.stream->find(layer, ids, bench.exec);
   for (int32_t wave = 0; wave < waves; ++wave) {
     const int32_t* now = nullptr;
     try {
-      now = bench.stream->fetch(wave, bench.pool);
+      now = bench.stream->fetch(wave, bench.exec);
     } catch (const FuelError&) {
       return false;
     }
@@ -177,13 +179,13 @@ void counts_bytes() {
   for (const int32_t e : ids) bytes += slot_layout(make_expert(1, e)).stored_bytes();
   for (int pass = 0; pass < 2; ++pass) {
     bench.stream->begin_step();
-    bench.stream->find(1, ids);
-    bench.stream->fetch(0, bench.pool);
-    expect(bench.stream->streamed_bytes() == bytes, "streamed bytes are those of the misses");
+    bench.stream->find(1, ids, bench.exec);
+    bench.stream->fetch(0, bench.exec);
+    expect(bench.stream->stats().streamed_bytes == bytes, "streamed bytes are those of the misses");
   }
   const std::vector<int32_t> none(6, -1);
-  expect(bench.stream->find(0, none) == 1, "a look-up of no experts is one wave");
-  expect(std::equal(none.begin(), none.end(), bench.stream->fetch(0, bench.pool)), "and has no choices");
+  expect(bench.stream->find(0, none, bench.exec) == 1, "a look-up of no experts is one wave");
+  expect(std::equal(none.begin(), none.end(), bench.stream->fetch(0, bench.exec)), "and has no choices");
 }
 
 template <typename E>

@@ -82,6 +82,7 @@ Glm5::MoeBuffers Glm5::moe_buffers(int32_t rows) {
   b.weight = workspace_.take<float>(R * topk);
   b.routed = workspace_.take<float>(R * topk * config_.hidden_size);
   b.waves = 1;
+  b.wave = 0;
   b.wave_id = b.id;
   return b;
 }
@@ -358,7 +359,7 @@ void Glm5::swiglu(float* gate, const float* up, int64_t inner, int32_t rows) {
   ops_.swiglu(p, exec_);
 }
 
-void Glm5::router(const MoeWeights& w, const MoeBuffers& b) {
+void Glm5::router(size_t index, const MoeWeights& w, const MoeBuffers& b) {
   RouterParams p;
   p.logit = b.logit;
   p.ld = p.experts = config_.n_routed_experts;
@@ -371,18 +372,24 @@ void Glm5::router(const MoeWeights& w, const MoeBuffers& b) {
   p.scaling = config_.routed_scaling_factor;
   p.id = b.id;
   p.weight = b.weight;
-  p.distinct = distinct_;
+  if (stream_) {
+    p.slots = stream_->look_up();
+    p.layer = moe_index_[index];
+  } else {
+    p.distinct = distinct_;
+  }
   ops_.router(p, exec_);
 }
 
 void Glm5::find_experts(size_t index, MoeBuffers& b) {
   if (!stream_) return;
   const size_t choices = static_cast<size_t>(b.rows) * static_cast<size_t>(config_.num_experts_per_tok);
-  b.waves = stream_->find(moe_index_[index], {b.id, choices});
+  b.waves = stream_->find(moe_index_[index], {b.id, choices}, exec_);
 }
 
 void Glm5::fetch_experts(int32_t wave, MoeBuffers& b) {
-  if (stream_) b.wave_id = stream_->fetch(wave, *exec_.pool);
+  b.wave = wave;
+  if (stream_) b.wave_id = stream_->fetch(wave, exec_);
 }
 
 void Glm5::expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b) {
@@ -392,7 +399,7 @@ void Glm5::expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffer
   p.rows = b.rows;
   p.topk = config_.num_experts_per_tok;
   p.id = b.wave_id;
-  p.keep_absent = b.waves > 1;
+  p.keep_absent = b.wave > 0;
   p.weight = b.weight;
   p.expert = w.resident;
   p.experts = config_.n_routed_experts;

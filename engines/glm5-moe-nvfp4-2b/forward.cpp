@@ -96,7 +96,7 @@ void Glm5::mlp(const MlpWeights& w, const MlpBuffers& b, const Activations& a, f
 }
 
 // The router and the shared expert's first products read the same rows: one call. Routed experts come in waves where
-// their cache is small.
+// a cache holds some of them; what is missing is on its way from the moment they are found.
 void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   StageTimer::Scope time(timer_, stage_.moe);
   ArenaScope scope(workspace_);
@@ -107,9 +107,9 @@ void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
           {w.shared.gate, s.gate, s.inner},
           {w.shared.up, s.up, s.inner}});
   swiglu(s.gate, s.up, s.inner, a.rows);
-  router(w, b);
-  linear(s.gate, s.inner, a.rows, {{w.shared.down, a.block, config_.hidden_size}});
+  router(index, w, b);
   find_experts(index, b);
+  linear(s.gate, s.inner, a.rows, {{w.shared.down, a.block, config_.hidden_size}});
   for (int32_t wave = 0; wave < b.waves; ++wave) {
     fetch_experts(wave, b);
     expert_ffn(w, a, b);

@@ -112,7 +112,7 @@ class Glm5 : public Model {
     float* weight;  // [rows, topk]
     float* routed;  // [rows, topk, H] unsummed
     // Experts that are not resident come in waves; each computes its own of these.
-    int32_t waves;
+    int32_t waves, wave;     // how many there may be, and the one in hand
     const int32_t* wave_id;  // [rows, topk] of the wave in hand, -1 = another's
   };
 
@@ -158,7 +158,7 @@ class Glm5 : public Model {
   void sparse_mla(size_t index, const StepView& step, const Activations& a, const MlaBuffers& b);
   void expand_value(const MlaWeights& w, const MlaBuffers& b);
   void swiglu(float* gate, const float* up, int64_t inner, int32_t rows);
-  void router(const MoeWeights& w, const MoeBuffers& b);
+  void router(size_t index, const MoeWeights& w, const MoeBuffers& b);
   void find_experts(size_t index, MoeBuffers& b);
   void fetch_experts(int32_t wave, MoeBuffers& b);
   void expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b);

@@ -276,7 +276,7 @@ std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
     if (!layer.moe.experts.empty()) tables.emplace_back(layer.moe.experts);
   }
   auto store = std::make_unique<CheckpointStore>(*loaded_->checkpoint, std::move(sources_));
-  loaded_->stream = std::make_unique<ExpertStream>(cache, std::move(store), std::move(tables));
+  loaded_->stream = std::make_unique<HostStream>(cache, std::move(store), std::move(tables));
   loaded_->weights.experts_in_place = false;
   return std::move(loaded_);
 }

@@ -26,7 +26,7 @@ int64_t Loader::slots_bytes() const {
 int64_t Loader::slot_bytes() const {
   int64_t bytes = 0;
   for (const LayerWeights& layer : loaded_->weights.layer)
-    bytes = std::max(bytes, ExpertStream::slot_bytes(layer.moe.experts));
+    bytes = std::max(bytes, slot_bytes_of(layer.moe.experts));
   return bytes;
 }
 

@@ -84,18 +84,17 @@ EngineStats Glm5::stats() {
     all.expert_hits = read(distinct_, 1)[0];  // every expert is resident
     return all;
   }
-  const std::vector<CacheCounters>& counters =
-      stream_ ? stream_->cache().layer_counters() : usage_->layer_counters();
+  const StreamStats stats = stream_ ? stream_->stats() : StreamStats{usage_->layer_counters()};
   for (size_t i = 0; i < config_.is_moe.size(); ++i) {
     if (!config_.is_moe[i]) continue;
-    const CacheCounters& c = counters[static_cast<size_t>(moe_index_[i])];
+    const CacheCounters& c = stats.layers[static_cast<size_t>(moe_index_[i])];
     all.expert_layers.push_back({static_cast<int32_t>(i), c.hits, c.misses, c.evictions});
     all.expert_hits += c.hits;
     all.expert_misses += c.misses;
     all.expert_evictions += c.evictions;
   }
-  if (stream_) all.fetch_seconds = stream_->fetch_seconds();
-  all.streamed_bytes = stream_ ? stream_->streamed_bytes() : all.expert_misses * info_.slot_bytes;
+  all.fetch_seconds = stats.fetch_seconds;
+  all.streamed_bytes = stream_ ? stats.streamed_bytes : all.expert_misses * info_.slot_bytes;
   return all;
 }
 

@@ -6,14 +6,14 @@
 
 namespace rocket {
 
-int64_t ExpertStream::slot_bytes(std::span<const ExpertWeights> table) {
+int64_t slot_bytes_of(std::span<const ExpertWeights> table) {
   int64_t bytes = 0;
   for (const ExpertWeights& expert : table) bytes = std::max(bytes, slot_layout(expert).bytes);
   return bytes;
 }
 
-ExpertStream::ExpertStream(const CacheConfig& config, std::unique_ptr<ExpertStore> store,
-                           std::vector<std::span<ExpertWeights>> tables)
+HostStream::HostStream(const CacheConfig& config, std::unique_ptr<ExpertStore> store,
+                       std::vector<std::span<ExpertWeights>> tables)
     : cache_(config),
       store_(std::move(store)),
       tables_(std::move(tables)),
@@ -31,18 +31,18 @@ ExpertStream::ExpertStream(const CacheConfig& config, std::unique_ptr<ExpertStor
   slots_base_ = static_cast<char*>(slots_.take_bytes(bytes));
 }
 
-void ExpertStream::begin_step() {
+void HostStream::begin_step() {
   forget_missing();
   cache_.begin_step();
 }
 
 // What an earlier look-up gave a slot to and did not come to fetch.
-void ExpertStream::forget_missing() {
+void HostStream::forget_missing() {
   for (const ExpertKey& key : missing_) cache_.forget(key.layer, key.expert);
   missing_.clear();
 }
 
-int32_t ExpertStream::find(int32_t layer, std::span<const int32_t> ids) {
+int32_t HostStream::find(int32_t layer, std::span<const int32_t> ids, Exec&) {
   forget_missing();
   layer_ = layer;
   ids_ = ids;
@@ -54,7 +54,7 @@ int32_t ExpertStream::find(int32_t layer, std::span<const int32_t> ids) {
   return std::max(1, static_cast<int32_t>(waves_.size()));
 }
 
-void ExpertStream::bring(std::span<const ExpertFetch> fetches, ThreadPool& pool) {
+void HostStream::bring(std::span<const ExpertFetch> fetches, ThreadPool& pool) {
   if (fetches.empty()) return;
   const auto start = std::chrono::steady_clock::now();
   const std::vector<SlotLayout>& layouts = layouts_[static_cast<size_t>(layer_)];
@@ -69,7 +69,7 @@ void ExpertStream::bring(std::span<const ExpertFetch> fetches, ThreadPool& pool)
   fetch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-const int32_t* ExpertStream::fetch(int32_t index, ThreadPool& pool) {
+const int32_t* HostStream::fetch(int32_t index, Exec& exec) {
   if (waves_.empty()) return ids_.data();
   const ExpertWave& wave = waves_[static_cast<size_t>(index)];
   const std::vector<SlotLayout>& layouts = layouts_[static_cast<size_t>(layer_)];
@@ -80,7 +80,7 @@ const int32_t* ExpertStream::fetch(int32_t index, ThreadPool& pool) {
     const size_t l = static_cast<size_t>(old.layer), e = static_cast<size_t>(old.expert);
     place_in_slot(layouts_[l][e], nullptr, &tables_[l][e]);
   }
-  bring(wave.fetches, pool);
+  bring(wave.fetches, *exec.pool);
   for (const ExpertFetch& fetch : wave.fetches) {
     const SlotLayout& layout = layouts[static_cast<size_t>(fetch.expert)];
     place_in_slot(layout, slot(fetch.slot), &table[static_cast<size_t>(fetch.expert)]);

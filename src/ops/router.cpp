@@ -103,6 +103,7 @@ void router_cpu(const RouterParams& p, Exec& exec) {
   if (p.topk > p.experts) fail_op("router", "topk, at most the number of experts", p.experts, p.topk);
   if (p.groups < 1 || p.experts % p.groups != 0)
     fail_op("router", "groups that divide the experts", p.experts, p.groups);
+  if (p.slots) fail_op("router", "caches that it looks up, on the CPU", 0, 1);
   exec.pool->loop(p.rows, 4, [&](int64_t begin, int64_t end, int) {
     Best best;
     for (int64_t row = begin; row < end; ++row) route_row(p, row, best);

@@ -2,6 +2,7 @@
 
 #include "ops/cuda.cuh"
 #include "ops/cuda_ops.h"
+#include "ops/slot_cache.cuh"
 
 namespace rocket::cuda {
 namespace {
@@ -165,9 +166,12 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) router_kernel(RouterParams p
 
 // Without groups: a block a row, a thread an expert. An expert's place in the order of choices is how many come before
 // it, which every thread counts for itself: no chain of reductions, however many are chosen.
+// The last block to be done looks the choices of all rows up, where p.slots says so.
 constexpr int kRankExperts = 1024;
 
-__global__ void __launch_bounds__(kRankExperts) rank_kernel(RouterParams p) {
+__global__ void __launch_bounds__(kRankExperts)
+    rank_kernel(RouterParams p, const __grid_constant__ SlotCache slots) {
+  __shared__ SlotBlockShared look_up;
   __shared__ __align__(16) uint32_t keys[kRankExperts];
   __shared__ int chosen_of_warp[kWarp], chosen_id[kMaxTopk];
   __shared__ float chosen_score[kMaxTopk];
@@ -209,7 +213,23 @@ __global__ void __launch_bounds__(kRankExperts) rank_kernel(RouterParams p) {
   // One row chooses topk distinct experts. Nobody waits for the sum.
   if (p.distinct && gridDim.x == 1 && e == 0)
     atomicAdd(reinterpret_cast<unsigned long long*>(p.distinct), static_cast<unsigned long long>(p.topk));
+  if (!p.slots || !is_last_block(slots.ticket)) return;
+  SlotBlock block(look_up);
+  slot_lookup(slots, p.layer, p.id, int64_t{p.rows} * p.topk, look_up.scratch, block);
 }
+
+constexpr int kLookUpThreads = 1024;
+
+__global__ void __launch_bounds__(kLookUpThreads)
+    look_up_kernel(RouterParams p, const __grid_constant__ SlotCache slots) {
+  __shared__ SlotBlockShared look_up;
+  wait_for_previous();
+  start_next();
+  SlotBlock block(look_up);
+  slot_lookup(slots, p.layer, p.id, int64_t{p.rows} * p.topk, look_up.scratch, block);
+}
+static_assert(sizeof(SlotBlockShared) + sizeof(uint32_t) * kRankExperts + 1024 <= 48 * 1024);
+static_assert(kMaxExperts <= kSlotExperts);
 
 constexpr int kCountThreads = 1024;
 
@@ -245,13 +265,16 @@ void router(const RouterParams& p, Exec& exec) {
   if (p.topk > p.experts) refuse("topk, at most the number of experts", p.experts, p.topk);
   if (p.groups < 1 || p.experts % p.groups != 0)
     refuse("groups that divide the experts", p.experts, p.groups);
+  const SlotCache slots = p.slots ? *p.slots : SlotCache{};
+  if (p.slots && slots.experts != p.experts)
+    refuse("as many experts as the cache has", slots.experts, p.experts);
   const auto count = [&] {
     launch("router", count_kernel, 1, kCountThreads, 0, exec, static_cast<const int32_t*>(p.id),
            int64_t{p.rows} * p.topk, p.distinct);
   };
   if (p.groups == 1 && p.experts <= kRankExperts) {
     const int threads = (p.experts + kWarp - 1) / kWarp * kWarp;
-    launch("router", rank_kernel, static_cast<unsigned>(p.rows), threads, 0, exec, p);
+    launch("router", rank_kernel, static_cast<unsigned>(p.rows), threads, 0, exec, p, slots);
     if (p.distinct && p.rows > 1) count();
     return;
   }
@@ -274,6 +297,7 @@ void router(const RouterParams& p, Exec& exec) {
     launch_router<kMaxExperts / kWarp>(p, blocks, warps, shared, exec);
   }
   if (p.distinct && blocks > 1) count();
+  if (p.slots) launch("router", look_up_kernel, 1, kLookUpThreads, 0, exec, p, slots);
 }
 
 }  // namespace rocket::cuda

@@ -4,11 +4,14 @@
 //   groups > 1: a group's score is the sum of its two best choices; only the best topk_group groups compete
 //   ids = the topk best choices, ties to the lowest id, written in ascending id
 //   weight = score[id] (without bias); normalised by (sum + 1e-20) if norm_topk_prob; times scaling
+// With `slots`, the chosen experts of all rows are looked up in that cache in the same launch (slot_cache.h).
 #pragma once
 
 #include <cstdint>
 
 namespace rocket {
+
+struct SlotCache;
 
 struct RouterParams {
   const float* logit = nullptr;  // [rows, experts], rows ld apart
@@ -24,6 +27,8 @@ struct RouterParams {
   int32_t* id = nullptr;        // out [rows, topk] ascending
   float* weight = nullptr;      // out [rows, topk]
   int64_t* distinct = nullptr;  // in/out [1]: grows by the number of distinct experts chosen; may be null
+  const SlotCache* slots = nullptr;  // on the host, its arrays in the ops' memory; may be null; CUDA only
+  int32_t layer = 0;                 // its layer there
 };
 
 }  // namespace rocket

@@ -1,0 +1,133 @@
+#include "experts/slot_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace rocket {
+namespace {
+
+SlotParts parts_of(const SlotLayout& layout) {
+  SlotParts parts{};
+  for (size_t i = 0; i < 3; ++i) {
+    parts.data_at[i] = layout.data_at[i];
+    parts.scale_at[i] = layout.scale_bytes[i] > 0 ? layout.scale_at[i] : -1;
+  }
+  parts.bytes = layout.bytes;
+  parts.stored_bytes = layout.stored_bytes();
+  return parts;
+}
+
+std::vector<int32_t> group_starts(const CacheConfig& config) {
+  if (config.experts > kSlotExperts) {
+    throw InputError("expert cache: expected at most " + std::to_string(kSlotExperts) +
+                         " experts a layer on a device, found " + std::to_string(config.experts),
+                     "leave the cache's options out, or use --backend cpu");
+  }
+  if (config.policy != "lru") {
+    throw InputError("expert cache: expected the policy lru on a device, found " + config.policy);
+  }
+  const ExpertCache cache(config);
+  std::vector<int32_t> first = {0};
+  const int32_t groups = config.layer_slots.empty() ? 1 : config.layers;
+  for (int32_t group = 0; group < groups; ++group) first.push_back(first.back() + cache.slots(group));
+  return first;
+}
+
+template <typename T>
+T* at(char* base, int64_t offset) {
+  return reinterpret_cast<T*>(base + offset);
+}
+
+}  // namespace
+
+int64_t SlotState::place(int64_t bytes) {
+  const int64_t here = bytes_;
+  bytes_ += (bytes + 255) / 256 * 256;
+  return here;
+}
+
+SlotState::SlotState(const CacheConfig& config, int64_t choices)
+    : config_(config), first_(group_starts(config)) {
+  const int64_t layers = config.layers, experts = config.experts, keys = layers * experts, all = slots();
+  at_.first = place(static_cast<int64_t>(first_.size()) * 4);
+  at_.slot_of = place(keys * 4);
+  at_.key = place(all * 4);
+  at_.stamp = place(all * 8);
+  at_.clock = place(8);
+  at_.counters = place(layers * static_cast<int64_t>(sizeof(SlotCounters)));
+  at_.streamed = place(8);
+  at_.clocks = place(sizeof(SlotFetchClock));
+  at_.lookup = place(sizeof(SlotLookup));
+  at_.ticket = place(4);
+  at_.miss = place(experts * static_cast<int64_t>(sizeof(SlotMiss)));
+  at_.rank = place(experts * 4);
+  at_.hit_id = place(choices * 4);
+  at_.miss_id = place(choices * 4);
+  at_.parts = place(keys * static_cast<int64_t>(sizeof(SlotParts)));
+  at_.table = place(keys * static_cast<int64_t>(sizeof(ExpertWeights)));
+  at_.bank = place(keys * 8);
+}
+
+int32_t SlotState::room(int32_t layer) const {
+  const size_t group = config_.layer_slots.empty() ? 0 : static_cast<size_t>(layer);
+  return first_[group + 1] - first_[group];
+}
+
+SlotCache SlotState::cache(char* base, char* slots, int64_t slot_bytes) const {
+  SlotCache c;
+  c.layers = config_.layers;
+  c.experts = config_.experts;
+  c.budgets = !config_.layer_slots.empty();
+  c.first = at<int32_t>(base, at_.first);
+  c.slot_of = at<int32_t>(base, at_.slot_of);
+  c.key = at<int32_t>(base, at_.key);
+  c.stamp = at<int64_t>(base, at_.stamp);
+  c.clock = at<int64_t>(base, at_.clock);
+  c.counters = at<SlotCounters>(base, at_.counters);
+  c.streamed = at<uint64_t>(base, at_.streamed);
+  c.lookup = at<SlotLookup>(base, at_.lookup);
+  c.miss = at<SlotMiss>(base, at_.miss);
+  c.rank = at<int32_t>(base, at_.rank);
+  c.hit_id = at<int32_t>(base, at_.hit_id);
+  c.miss_id = at<int32_t>(base, at_.miss_id);
+  c.parts = at<SlotParts>(base, at_.parts);
+  c.table = at<ExpertWeights>(base, at_.table);
+  c.base = slots;
+  c.slot_bytes = slot_bytes;
+  c.ticket = at<unsigned>(base, at_.ticket);
+  return c;
+}
+
+SlotBank SlotState::bank(char* base) const {
+  return {at<const char*>(base, at_.bank), at<SlotFetchClock>(base, at_.clocks)};
+}
+
+std::vector<char> SlotState::image(std::span<const std::span<const ExpertWeights>> tables,
+                                   const std::vector<const char*>& bank) const {
+  std::vector<char> image(static_cast<size_t>(bytes_));
+  char* const base = image.data();
+  std::copy(first_.begin(), first_.end(), at<int32_t>(base, at_.first));
+  const int64_t keys = int64_t{config_.layers} * config_.experts;
+  std::fill_n(at<int32_t>(base, at_.slot_of), keys, -1);
+  std::fill_n(at<int32_t>(base, at_.key), slots(), -1);
+  int64_t* const stamp = at<int64_t>(base, at_.stamp);
+  for (int64_t slot = 0; slot < slots(); ++slot) stamp[slot] = slot - slots();
+  at<SlotFetchClock>(base, at_.clocks)->begin = UINT64_MAX;
+  SlotParts* parts = at<SlotParts>(base, at_.parts);
+  ExpertWeights* entry = at<ExpertWeights>(base, at_.table);
+  for (const std::span<const ExpertWeights> table : tables) {
+    for (const ExpertWeights& expert : table) {
+      const SlotLayout layout = slot_layout(expert);
+      *parts++ = parts_of(layout);
+      *entry = expert;
+      place_in_slot(layout, nullptr, entry++);
+    }
+  }
+  std::copy(bank.begin(), bank.end(), at<const char*>(base, at_.bank));
+  return image;
+}
+
+}  // namespace rocket

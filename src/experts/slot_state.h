@@ -1,0 +1,45 @@
+// The arrays of a cache of experts in the ops' memory (ops/slot_cache.h), as one block.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "experts/cache.h"
+#include "experts/slot_layout.h"
+#include "ops/slot_cache.h"
+#include "ops/slot_fetch.h"
+
+namespace rocket {
+
+class SlotState {
+ public:
+  // choices: of all rows of a step in a layer, at most. Throws as ExpertCache, and InputError for more experts of a layer
+  // than a look-up takes.
+  SlotState(const CacheConfig& config, int64_t choices);
+
+  int64_t bytes() const { return bytes_; }
+  int32_t slots() const { return first_.back(); }
+  int32_t room(int32_t layer) const;  // slots that a layer's experts may take
+
+  // The arrays of a block at `base`, which is aligned to 256 bytes. The slots lie at `slots`.
+  SlotCache cache(char* base, char* slots, int64_t slot_bytes) const;
+  SlotBank bank(char* base) const;
+  // The block before any look-up: no expert is there. tables: of each layer, for formats, shapes and global scales; bank:
+  // [layers * experts] where each expert lies, or empty.
+  std::vector<char> image(std::span<const std::span<const ExpertWeights>> tables,
+                          const std::vector<const char*>& bank) const;
+
+ private:
+  int64_t place(int64_t bytes);
+
+  CacheConfig config_;
+  std::vector<int32_t> first_;  // [groups + 1]
+  int64_t bytes_ = 0;
+  struct {
+    int64_t first, slot_of, key, stamp, clock, counters, streamed, lookup, miss, rank, hit_id, miss_id, parts,
+        table, ticket, bank, clocks;
+  } at_{};
+};
+
+}  // namespace rocket
