@@ -57,7 +57,7 @@ SlotState::SlotState(const CacheConfig& config, int64_t choices)
   at_.key = place(all * 4);
   at_.stamp = place(all * 8);
   at_.clock = place(8);
-  at_.counters = place(layers * static_cast<int64_t>(sizeof(SlotCounters)));
+  at_.counters = place(layers * static_cast<int64_t>(sizeof(SlotCounters)));  // these three are read together
   at_.streamed = place(8);
   at_.clocks = place(sizeof(SlotFetchClock));
   at_.lookup = place(sizeof(SlotLookup));
@@ -103,6 +103,28 @@ SlotCache SlotState::cache(char* base, char* slots, int64_t slot_bytes) const {
 
 SlotBank SlotState::bank(char* base) const {
   return {at<const char*>(base, at_.bank), at<SlotFetchClock>(base, at_.clocks)};
+}
+
+StreamStats SlotState::stats(const char* copy) const {
+  const auto value = [&](auto* to, int64_t offset) {
+    std::memcpy(to, copy + (offset - at_.counters), sizeof(*to));
+  };
+  StreamStats stats;
+  for (int64_t layer = 0; layer < config_.layers; ++layer) {
+    SlotCounters c;
+    value(&c, at_.counters + layer * static_cast<int64_t>(sizeof(c)));
+    CacheCounters& to = stats.layers.emplace_back();
+    to.hits = c.hits;
+    to.misses = c.misses;
+    to.evictions = c.evictions;
+  }
+  uint64_t streamed = 0;
+  SlotFetchClock clock{};
+  value(&streamed, at_.streamed);
+  value(&clock, at_.clocks);
+  stats.streamed_bytes = static_cast<int64_t>(streamed);
+  stats.fetch_seconds = static_cast<double>(clock.total) * 1e-9;
+  return stats;
 }
 
 std::vector<char> SlotState::image(std::span<const std::span<const ExpertWeights>> tables,

@@ -7,6 +7,7 @@
 
 #include "experts/cache.h"
 #include "experts/slot_layout.h"
+#include "experts/stream.h"
 #include "ops/slot_cache.h"
 #include "ops/slot_fetch.h"
 
@@ -25,6 +26,12 @@ class SlotState {
   // The arrays of a block at `base`, which is aligned to 256 bytes. The slots lie at `slots`.
   SlotCache cache(char* base, char* slots, int64_t slot_bytes) const;
   SlotBank bank(char* base) const;
+  // The part of the block that counts, and what a copy of it says.
+  int64_t stats_at() const { return at_.counters; }
+  int64_t stats_bytes() const {
+    return at_.clocks + static_cast<int64_t>(sizeof(SlotFetchClock)) - at_.counters;
+  }
+  StreamStats stats(const char* copy) const;
   // The block before any look-up: no expert is there. tables: of each layer, for formats, shapes and global scales; bank:
   // [layers * experts] where each expert lies, or empty.
   std::vector<char> image(std::span<const std::span<const ExpertWeights>> tables,

@@ -27,6 +27,7 @@ struct CudaContext {
   int64_t sm_shared = 0, block_shared = 0;  // bytes of shared memory: of an SM, and that a block may have
   CublasLt* cublas = nullptr;               // may be null: ops/cublas_lt.h
   bool behind_fence = false;  // whether the kernel that was launched last is a fence: launch_fence()
+  bool after_join = false;    // the stream waits for another one: the next kernel must not be scheduled early
   bool sync_each = false;     // ROCKET_CUDA_SYNC: wait after each op, so that a failure names it
 };
 
@@ -72,7 +73,8 @@ void launch(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, si
   config.dynamicSmemBytes = shared;
   config.stream = exec.cuda->stream;
   config.attrs = &early;
-  config.numAttrs = 1;
+  config.numAttrs = exec.cuda->after_join ? 0 : 1;
+  exec.cuda->after_join = false;
   cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op);
   exec.cuda->behind_fence = false;
   if (exec.cuda->sync_each) cuda_check(cudaStreamSynchronize(exec.cuda->stream), op);

@@ -1,0 +1,161 @@
+#include <algorithm>
+
+#include "base/memory.h"
+#include "experts/device_stream.h"
+#include "experts/slot_state.h"
+#include "ops/cuda.cuh"
+
+namespace rocket {
+namespace {
+
+constexpr SlotCopy kCopy = SlotCopy::kLoads;
+
+// A stream of copies beside that of the ops.
+class SideStream {
+ public:
+  SideStream() {
+    int least = 0, greatest = 0;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream");
+    // First in line for a free place: what waits for these copies is waited for by everything else.
+    cuda_check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), "stream");
+    cuda_check(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming), "event");
+    cuda_check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "event");
+  }
+  ~SideStream() {
+    cudaStreamSynchronize(stream_);
+    cudaEventDestroy(done_);
+    cudaEventDestroy(forked_);
+    cudaStreamDestroy(stream_);
+  }
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+
+  cudaStream_t stream() const { return stream_; }
+  // What is issued here from now on comes behind what was issued on `main`.
+  void fork(cudaStream_t main) {
+    cuda_check(cudaEventRecord(forked_, main), "expert fetch");
+    cuda_check(cudaStreamWaitEvent(stream_, forked_, 0), "expert fetch");
+  }
+  void mark_done() { cuda_check(cudaEventRecord(done_, stream_), "expert fetch"); }
+  // What is issued on the ops' stream from now on comes behind what was marked.
+  void join(CudaContext& main) {
+    cuda_check(cudaStreamWaitEvent(main.stream, done_, 0), "expert fetch");
+    main.after_join = true;
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t forked_ = nullptr, done_ = nullptr;
+};
+
+class DeviceStream : public ExpertStream {
+ public:
+  DeviceStream(const CacheConfig& config, const HostBank::Tables& tables, std::unique_ptr<HostBank> bank,
+               MemorySpace& memory, const Exec& exec, int64_t choices)
+      : memory_(memory), main_(exec.cuda->stream), choices_(choices), state_(config, choices) {
+    int64_t slot_bytes = 0;
+    for (const std::span<const ExpertWeights> table : tables)
+      slot_bytes = std::max(slot_bytes, slot_bytes_of(table));
+    host_bank_ = std::move(bank);
+    slots_ = Arena(static_cast<size_t>(state_.slots() * slot_bytes), "expert slots", memory);
+    char* const slots = static_cast<char*>(slots_.take_bytes(slots_.capacity()));
+    block_ = Arena(static_cast<size_t>(state_.bytes()), "expert cache", memory);
+    base_ = static_cast<char*>(block_.take_bytes(block_.capacity()));
+    const std::vector<char> image = state_.image(tables, host_bank_->experts());
+    memory.write(base_, image.data(), image.size());
+    cache_ = state_.cache(base_, slots, slot_bytes);
+    bank_ = state_.bank(base_);
+  }
+  ~DeviceStream() override { cudaStreamSynchronize(main_); }
+
+  const ExpertWeights* table(int32_t layer) const { return cache_.table + int64_t{layer} * cache_.experts; }
+
+  const char* store() const override { return "host bank"; }
+  const SlotCache* look_up() const override { return &cache_; }
+  void begin_step() override {}
+  int32_t find(int32_t layer, std::span<const int32_t> ids, Exec& exec) override {
+    if (static_cast<int64_t>(ids.size()) > choices_) {
+      throw InputError("expert cache: expected at most " + std::to_string(choices_) +
+                       " choices a layer, found " + std::to_string(ids.size()));
+    }
+    ids_ = ids;
+    side_.fork(main_);
+    bring(1, side_.stream(), exec);
+    side_.mark_done();
+    const int64_t distinct = std::min<int64_t>(static_cast<int64_t>(ids.size()), cache_.experts);
+    return slot_waves(distinct, state_.room(layer));
+  }
+  const int32_t* fetch(int32_t wave, Exec& exec) override {
+    if (wave == 0) return cache_.hit_id;
+    if (wave == 1) {
+      side_.join(*exec.cuda);
+    } else {
+      bring(wave, nullptr, exec);
+    }
+    return cache_.miss_id;
+  }
+  StreamStats stats() override {
+    std::vector<char> copy(static_cast<size_t>(state_.stats_bytes()));
+    memory_.read(copy.data(), base_ + state_.stats_at(), copy.size());
+    return state_.stats(copy.data());
+  }
+
+ private:
+  void bring(int32_t wave, cudaStream_t stream, Exec& exec) {
+    cuda::fetch_slots(cache_, bank_, wave, ids_.data(), static_cast<int64_t>(ids_.size()), kCopy, stream,
+                      exec);
+  }
+
+  MemorySpace& memory_;
+  cudaStream_t main_;
+  int64_t choices_;
+  SlotState state_;
+  std::unique_ptr<HostBank> host_bank_;
+  Arena slots_, block_;
+  char* base_ = nullptr;
+  SlotCache cache_;
+  SlotBank bank_;
+  SideStream side_;
+  std::span<const int32_t> ids_;  // of the look-up in hand
+};
+
+}  // namespace
+
+BankPins device_pins(const Exec&) {
+  BankPins pins;
+  pins.pin = [](char* memory, size_t bytes) {
+    const cudaError_t status =
+        cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw PlanError("host bank: the system refused to pin " + format_bytes(static_cast<int64_t>(bytes)) +
+                          " more of the host's memory",
+                      "free memory, or raise the container's limit of locked memory");
+    }
+    cuda_check(status, "host bank");
+    void* known = nullptr;
+    cuda_check(cudaHostGetDevicePointer(&known, memory, 0), "host bank");
+    return static_cast<const char*>(known);
+  };
+  pins.unpin = [](char* memory) { cudaHostUnregister(memory); };
+  return pins;
+}
+
+bool device_shares_memory(const Exec& exec) {
+  int shares = 0;
+  if (exec.cuda)
+    cuda_check(cudaDeviceGetAttribute(&shares, cudaDevAttrIntegrated, exec.cuda->device), "device");
+  return shares != 0;
+}
+
+DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables,
+                                 std::unique_ptr<HostBank> bank, MemorySpace& memory, const Exec& exec,
+                                 int64_t choices) {
+  auto stream = std::make_unique<DeviceStream>(config, tables, std::move(bank), memory, exec, choices);
+  DeviceExperts experts;
+  for (int32_t layer = 0; layer < config.layers; ++layer) experts.tables.push_back(stream->table(layer));
+  experts.stream = std::move(stream);
+  return experts;
+}
+
+}  // namespace rocket

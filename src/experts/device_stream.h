@@ -1,0 +1,36 @@
+// Experts in slots of a device's memory, those without one in a bank in the host's memory that the device reads itself.
+//
+// The router looks its choices up (ops/slot_cache.h), so a step needs nothing from the host: it is the same sequence of
+// launches whatever is missing, and can be recorded. From find() on, what fits beside the hits comes in on a stream of its
+// own, while the ops of wave 0 work on the hits; wave 1 waits for it. The number of waves depends on the number of
+// choices only; those that find nothing to do end at once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/memory_space.h"
+#include "experts/host_bank.h"
+#include "experts/stream.h"
+
+namespace rocket {
+
+// Pins memory for the device of these ops.
+BankPins device_pins(const Exec& exec);
+// Whether the device's memory is the host's.
+bool device_shares_memory(const Exec& exec);
+
+struct DeviceExperts {
+  std::unique_ptr<ExpertStream> stream;
+  std::vector<const ExpertWeights*> tables;  // of each layer, in the device's memory
+};
+
+// tables: of each MoE layer, for formats, shapes and global scales. choices: of all rows of a step in a layer, at most.
+// memory and exec are a backend's, which outlives the stream. Takes SlotState's bytes and those of the slots.
+DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables,
+                                 std::unique_ptr<HostBank> bank, MemorySpace& memory, const Exec& exec,
+                                 int64_t choices);
+
+}  // namespace rocket
