@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "experts/device_stream.h"
+#include "experts/slot_state.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
 #include "runtime/backend.h"
@@ -27,6 +29,8 @@ struct Plan {
   int64_t dense = 0, experts = 0, workspace = 0,
           state = 0;  // bytes; experts resident or in the cache's slots
   std::optional<CacheBudget> cache;
+  int64_t cache_state = 0;  // bytes of a device's cache besides its slots; part of the workspace
+  int64_t bank = 0;         // of experts in the host's memory, for a device
   std::vector<std::string> choices;
 
   int64_t total() const { return dense + experts + workspace + state; }
@@ -87,13 +91,8 @@ void check_limits(const EngineOptions& options, const glm5::Config& config) {
   }
 }
 
-CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config, const glm5::Loader& loader,
-                         const Backend& backend) {
-  if (std::string(backend.name()) != "cpu") {
-    throw PlanError(std::string("expert cache: the ") + backend.name() +
-                        " backend keeps every routed expert resident, found a bounded cache",
-                    "leave the cache's options out, or use --backend cpu");
-  }
+CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config,
+                         const glm5::Loader& loader) {
   CacheConfig shape;
   shape.experts = config.n_routed_experts;
   shape.topk = config.num_experts_per_tok;
@@ -105,6 +104,36 @@ CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config
   return plan_cache(request, shape, loader.slot_bytes(), numbers);
 }
 
+// Of a cache in a device's memory. One that holds all experts is filled at the start; any other has all of them in the
+// host's memory behind it.
+void plan_device_cache(Plan& plan, const glm5::Config& config, const glm5::Loader& loader, int32_t rows) {
+  const CacheConfig& cache = plan.cache->config;
+  if (plan.cache->slots == int64_t{cache.layers} * cache.experts) {
+    plan.experts = loader.slots_bytes();
+    plan.cache->about += "; they are loaded at the start, and none is streamed";
+    return;
+  }
+  plan.cache_state = SlotState(cache, int64_t{rows} * config.num_experts_per_tok).bytes();
+  plan.bank = loader.slots_bytes();
+  plan.cache->about += "; all of them in a host bank, " + format_bytes(plan.bank);
+}
+
+// Whether the host has room for the bank; where it has no memory apart from the device's, beside all the rest.
+void check_bank(const Plan& plan, Backend& backend) {
+  const MemoryAvailable host = memory_available();
+  const bool shared = device_shares_memory(backend.exec());
+  const int64_t others = shared ? plan.total() : 0;
+  const int64_t needs = std::max(plan.bank, plan.dense) + others + kReserveBytes;
+  if (needs <= host.bytes) return;
+  throw PlanError("host memory: needs " + format_bytes(needs) + " (host bank of all routed experts " +
+                      format_bytes(plan.bank) +
+                      (shared ? ", what the device takes of the same memory " + format_bytes(others) : "") +
+                      ", reserve " + format_bytes(kReserveBytes) + "), available " +
+                      format_bytes(host.bytes) + " (" + host.source + ")",
+                  "free memory, raise the container's limit, use a smaller fuel, or a cache that holds all "
+                  "experts if the device has the room");
+}
+
 Plan make_plan(const EngineOptions& options, const glm5::Config& config, const glm5::Precision& precision,
                const glm5::Loader& loader, Backend& backend, int32_t rows) {
   const StateLayout layout = glm5::Glm5::state_layout(config, precision);
@@ -112,8 +141,9 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
   Plan plan;
   plan.dense = loader.dense_bytes();
   if (options.expert_cache.given()) {
-    plan.cache = cache_budget(options.expert_cache, config, loader, backend);
+    plan.cache = cache_budget(options.expert_cache, config, loader);
     plan.experts = plan.cache->bytes();
+    if (!backend.memory().host()) plan_device_cache(plan, config, loader, rows);
     plan.choices.push_back(plan.cache->about);
   } else if (!backend.memory().host()) {
     plan.experts = loader.slots_bytes();
@@ -124,8 +154,8 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
       options.max_context ? options.max_context : std::min(config.max_position_embeddings, kDefaultContext);
   const int64_t weights = plan.dense + plan.experts;
   const auto fits = [&](int64_t share) {
-    plan.workspace =
-        glm5::Glm5::workspace_bytes(config, loader.shapes(), backend, plan.max_rows, plan.max_context);
+    plan.workspace = plan.cache_state + glm5::Glm5::workspace_bytes(config, loader.shapes(), backend,
+                                                                    plan.max_rows, plan.max_context);
     // A stream's pages, and one block more for each stream: the state before a step with checkpoints.
     plan.state = plan.max_streams * (layout.bytes(plan.max_context) + layout.stream_bytes());
     return plan.total() + kReserveBytes <= weights + (available.bytes - weights) / share;
@@ -135,6 +165,7 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
   while (!options.max_streams && plan.max_streams > 1 && !fits(2)) plan.max_streams /= 2;
   while (!options.max_context && plan.max_context > 256 && !fits(1)) plan.max_context /= 2;
   if (!fits(1)) does_not_fit(plan, available);
+  if (plan.bank > 0) check_bank(plan, backend);
   if (!options.max_context) {
     plan.choices.push_back("context: " + std::to_string(plan.max_context) +
                            " tokens (--max-context; the model's limit is " +
@@ -172,26 +203,35 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   const std::string name = choose_backend(options.backend, &why);
   const glm5::Config config = glm5::read_config(options.fuel_dir);
   check_limits(options, config);
-  glm5::Loader loader(config, options.fuel_dir, options.expert_cache.given());
+  auto loader = std::make_unique<glm5::Loader>(config, options.fuel_dir, options.expert_cache.given());
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
   std::unique_ptr<Backend> backend = name == "cuda"
                                          ? make_cuda_backend(threads_for(options), {rows, config.hidden_size})
                                          : make_cpu_backend(threads_for(options));
   const glm5::Precision precision = precision_for(options, *backend);
-  Plan plan = make_plan(options, config, precision, loader, *backend, rows);
+  Plan plan = make_plan(options, config, precision, *loader, *backend, rows);
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
   if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);
   Backend& on = *backend;
-  std::unique_ptr<glm5::LoadedWeights> weights =
-      plan.cache ? loader.load_streamed(plan.cache->config, options.progress)
-                 : loader.load(on.memory(), options.progress);
+  std::unique_ptr<glm5::LoadedWeights> weights;
+  if (plan.bank > 0) {
+    const int64_t choices = int64_t{rows} * config.num_experts_per_tok;
+    weights = loader->load_streamed(plan.cache->config, on.memory(), on.exec(), choices, options.progress);
+  } else if (plan.cache && on.memory().host()) {
+    weights = loader->load_streamed(plan.cache->config, options.progress);
+  } else {
+    // A loader that was made for a stream knows no mapped experts.
+    if (plan.cache) loader = std::make_unique<glm5::Loader>(config, options.fuel_dir);
+    weights = loader->load(on.memory(), options.progress);
+  }
+  const std::string store = weights->stream ? weights->stream->store() : "";
   auto model = std::make_unique<glm5::Glm5>(config, precision, std::move(weights), std::move(backend),
                                             plan.max_rows, plan.max_context);
   EngineInfo& info = model->info();
   info.fuel = options.fuel_dir;
   info.choices = plan.choices;
   if (plan.cache) {
-    info.expert_store = "checkpoint";
+    info.expert_store = store;
     info.slot_bytes = plan.cache->slot_bytes;
     info.slots = plan.cache->slots;
     info.slots_requested = plan.cache->requested_slots;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "experts/device_stream.h"
 #include "experts/store.h"
 #include "experts/stream.h"
 #include "fuel/checkpoint.h"
@@ -47,6 +48,11 @@ class Loader {
   // Into the host's memory, experts in a cache; for a loader that was made for it.
   std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache,
                                                const WeightLoader::Progress& progress);
+  // Into a device's memory, experts in a cache there, and all of them in the host's memory. choices: of all rows of a
+  // step in a layer, at most.
+  std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache, MemorySpace& memory,
+                                               const Exec& exec, int64_t choices,
+                                               const WeightLoader::Progress& progress);
 
  private:
   void bind(const std::string& name, int64_t out, int64_t in, Weight* to);
@@ -65,6 +71,7 @@ class Loader {
   void load_host(const WeightLoader::Progress& progress);
   void move_dense(MemorySpace& memory);
   void move_experts(MemorySpace& memory);
+  std::vector<BankPiece> file_order() const;
 
   struct Expansion {
     int handle;

@@ -1,5 +1,8 @@
-// Weights from the host's memory into another space: dense weights as one block, experts into slots.
+// Weights from the host's memory into another space: dense weights as one block, experts into slots, or into a bank
+// from which a device fills its slots.
 #include <algorithm>
+#include <tuple>
+#include <unordered_map>
 
 #include "experts/slot_layout.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
@@ -48,6 +51,60 @@ void Loader::move_experts(MemorySpace& memory) {
   }
   loaded_->slots = std::move(slots);
   loaded_->weights.experts_in_place = false;
+}
+
+// The pieces of all streamed experts as they lie in the files.
+std::vector<BankPiece> Loader::file_order() const {
+  std::unordered_map<const SafetensorsFile*, size_t> number;
+  for (const auto& file : loaded_->checkpoint->files()) number.emplace(file.get(), number.size());
+  std::vector<std::tuple<size_t, uint64_t, BankPiece>> places;
+  for (size_t layer = 0; layer < sources_.size(); ++layer) {
+    const std::vector<ExpertSource>& experts = sources_[layer].experts;
+    for (size_t e = 0; e < experts.size(); ++e) {
+      for (size_t piece = 0; piece < 3; ++piece) {
+        const Checkpoint::Entry& data = *experts[e][piece].data;
+        const BankPiece what = {static_cast<int32_t>(layer), static_cast<int32_t>(e),
+                                static_cast<int32_t>(piece)};
+        places.emplace_back(number.at(data.file), data.info->offset, what);
+      }
+    }
+  }
+  std::sort(places.begin(), places.end(), [](const auto& a, const auto& b) {
+    return std::tie(std::get<0>(a), std::get<1>(a)) < std::tie(std::get<0>(b), std::get<1>(b));
+  });
+  std::vector<BankPiece> order;
+  for (const auto& place : places) order.push_back(std::get<2>(place));
+  return order;
+}
+
+// Dense weights first: their place in the host's memory is free again before the bank takes its own.
+std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache, MemorySpace& memory,
+                                                     const Exec& exec, int64_t choices,
+                                                     const WeightLoader::Progress& progress) {
+  std::vector<std::vector<ExpertWeights>> experts;
+  std::vector<MoeWeights*> layers;
+  for (LayerWeights& layer : loaded_->weights.layer) {
+    if (layer.moe.experts.empty()) continue;
+    experts.push_back(std::move(layer.moe.experts));
+    layer.moe.experts.clear();
+    layers.push_back(&layer.moe);
+  }
+  const HostBank::Tables tables(experts.begin(), experts.end());
+  const int64_t dense = loader_->disk_bytes(), all = dense + HostBank::bytes(tables);
+  const auto part = [&](int64_t before) -> WeightLoader::Progress {
+    if (!progress) return {};
+    return [&progress, before, all](int64_t done, int64_t) { progress(before + done, all); };
+  };
+  load_host(part(0));
+  move_dense(memory);
+  const std::vector<BankPiece> order = file_order();
+  const CheckpointStore store(*loaded_->checkpoint, std::move(sources_));
+  auto bank = std::make_unique<HostBank>(tables, store, order, device_pins(exec), *exec.pool, part(dense));
+  DeviceExperts device = make_device_stream(cache, tables, std::move(bank), memory, exec, choices);
+  loaded_->stream = std::move(device.stream);
+  for (size_t i = 0; i < layers.size(); ++i) layers[i]->resident = device.tables[i];
+  loaded_->weights.experts_in_place = false;
+  return std::move(loaded_);
 }
 
 void Loader::move_dense(MemorySpace& memory) {
