@@ -1,7 +1,9 @@
 // Whole steps of a fuel on the device: a prompt, then decode steps of 1, 2, 4, 8 … streams, and what each stage of a step
 // takes.
 //
-//   bench_gpu_step FUEL [prompt tokens = 512] [steps = 64] [most streams = 8] [context = prompt + steps …]
+//   bench_gpu_step FUEL [prompt tokens = 512] [steps = 64] [most streams = 8] [expert slots = all, without a cache]
+//
+// Tokens are random and the same in every run, so that with a cache routing stays near uniform.
 #include <chrono>
 #include <cstdlib>
 
@@ -69,6 +71,19 @@ double decode(Engine& engine, int32_t streams, int steps) {
   return ms[ms.size() / 2];
 }
 
+// What the cache of experts did between two readings of its counters.
+void print_misses(const EngineStats& before, const EngineStats& after, const EngineInfo& info) {
+  const double hits = static_cast<double>(after.expert_hits - before.expert_hits);
+  const double misses = static_cast<double>(after.expert_misses - before.expert_misses);
+  const double lookups = static_cast<double>(after.steps - before.steps) * info.moe_layers;
+  const double bytes = static_cast<double>(after.streamed_bytes - before.streamed_bytes);
+  const double seconds = after.fetch_seconds - before.fetch_seconds;
+  std::printf("    experts %.1f %% hit, %.2f misses a layer, %.1f MB a step, %.2f GB/s while fetching\n",
+              100 * hits / (hits + misses), misses / lookups,
+              bytes * 1e-6 / static_cast<double>(after.steps - before.steps),
+              seconds > 0 ? bytes / seconds * 1e-9 : 0.0);
+}
+
 // Median microseconds that the host takes to issue a step of one stream.
 double issue_us(Engine& engine, int steps) {
   std::vector<double> us;
@@ -97,7 +112,7 @@ void profile(Engine& engine, int32_t streams, int steps) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: bench_gpu_step FUEL [prompt] [steps] [most streams]\n");
+    std::fprintf(stderr, "usage: bench_gpu_step FUEL [prompt] [steps] [most streams] [slots]\n");
     return 2;
   }
   const auto number = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
@@ -108,9 +123,11 @@ int main(int argc, char** argv) {
     options.backend = "cuda";
     options.max_streams = most;
     options.max_context = prompt + 16 * steps;
+    options.expert_cache.slots = number(5, 0);
     const auto engine = load_engine(options);
     const double rate = device_read_gb_s(0.3) * 1e9;
     const EngineInfo& info = engine->info();
+    for (const std::string& choice : info.choices) std::printf("%s\n", choice.c_str());
     std::printf("%s on %s, read rate %.0f GB/s, a token reads %.1f MB: limit %.1f tok/s\n", argv[1],
                 info.device.c_str(), rate * 1e-9, static_cast<double>(info.token_bytes) * 1e-6,
                 rate / static_cast<double>(info.token_bytes));
@@ -122,6 +139,7 @@ int main(int argc, char** argv) {
     }
     double one = 0;
     for (int32_t streams = 1; streams <= most; streams *= 2) {
+      const EngineStats before = engine->stats();
       const double ms = decode(*engine, streams, steps);
       if (streams == 1) one = ms;
       std::printf("decode, %d streams: %.3f ms a step, %.1f tok/s, %.2fx one stream", streams, ms,
@@ -129,6 +147,7 @@ int main(int argc, char** argv) {
       if (streams == 1)
         std::printf(", %.1f %% of the read rate", static_cast<double>(info.token_bytes) / ms * 1e5 / rate);
       std::printf("\n");
+      if (!info.expert_store.empty()) print_misses(before, engine->stats(), info);
       std::fflush(stdout);
     }
     std::printf("issuing a step of one stream: %.1f us of the host\n", issue_us(*engine, 32));

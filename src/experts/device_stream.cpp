@@ -21,7 +21,7 @@ bool device_shares_memory(const Exec&) {
 }
 
 DeviceExperts make_device_stream(const CacheConfig&, const HostBank::Tables&, std::unique_ptr<HostBank>,
-                                 MemorySpace&, const Exec&, int64_t) {
+                                 MemorySpace&, const Exec&, int64_t, SlotCopy) {
   no_device();
 }
 

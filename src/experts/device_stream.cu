@@ -8,8 +8,6 @@
 namespace rocket {
 namespace {
 
-constexpr SlotCopy kCopy = SlotCopy::kLoads;
-
 // A stream of copies beside that of the ops.
 class SideStream {
  public:
@@ -51,8 +49,8 @@ class SideStream {
 class DeviceStream : public ExpertStream {
  public:
   DeviceStream(const CacheConfig& config, const HostBank::Tables& tables, std::unique_ptr<HostBank> bank,
-               MemorySpace& memory, const Exec& exec, int64_t choices)
-      : memory_(memory), main_(exec.cuda->stream), choices_(choices), state_(config, choices) {
+               MemorySpace& memory, const Exec& exec, int64_t choices, SlotCopy copy)
+      : memory_(memory), main_(exec.cuda->stream), choices_(choices), copy_(copy), state_(config, choices) {
     int64_t slot_bytes = 0;
     for (const std::span<const ExpertWeights> table : tables)
       slot_bytes = std::max(slot_bytes, slot_bytes_of(table));
@@ -102,13 +100,14 @@ class DeviceStream : public ExpertStream {
 
  private:
   void bring(int32_t wave, cudaStream_t stream, Exec& exec) {
-    cuda::fetch_slots(cache_, bank_, wave, ids_.data(), static_cast<int64_t>(ids_.size()), kCopy, stream,
+    cuda::fetch_slots(cache_, bank_, wave, ids_.data(), static_cast<int64_t>(ids_.size()), copy_, stream,
                       exec);
   }
 
   MemorySpace& memory_;
   cudaStream_t main_;
   int64_t choices_;
+  SlotCopy copy_;
   SlotState state_;
   std::unique_ptr<HostBank> host_bank_;
   Arena slots_, block_;
@@ -150,8 +149,8 @@ bool device_shares_memory(const Exec& exec) {
 
 DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables,
                                  std::unique_ptr<HostBank> bank, MemorySpace& memory, const Exec& exec,
-                                 int64_t choices) {
-  auto stream = std::make_unique<DeviceStream>(config, tables, std::move(bank), memory, exec, choices);
+                                 int64_t choices, SlotCopy copy) {
+  auto stream = std::make_unique<DeviceStream>(config, tables, std::move(bank), memory, exec, choices, copy);
   DeviceExperts experts;
   for (int32_t layer = 0; layer < config.layers; ++layer) experts.tables.push_back(stream->table(layer));
   experts.stream = std::move(stream);

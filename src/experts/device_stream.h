@@ -14,6 +14,7 @@
 #include "base/memory_space.h"
 #include "experts/host_bank.h"
 #include "experts/stream.h"
+#include "ops/slot_fetch.h"
 
 namespace rocket {
 
@@ -31,6 +32,6 @@ struct DeviceExperts {
 // memory and exec are a backend's, which outlives the stream. Takes SlotState's bytes and those of the slots.
 DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables,
                                  std::unique_ptr<HostBank> bank, MemorySpace& memory, const Exec& exec,
-                                 int64_t choices);
+                                 int64_t choices, SlotCopy copy = kSlotCopy);
 
 }  // namespace rocket

@@ -29,6 +29,7 @@ enum class SlotCopy {
   kLoads,  // 16 bytes a thread and load
   kBulk,   // whole pieces through shared memory, by the copy engine of each multiprocessor
 };
+constexpr SlotCopy kSlotCopy = SlotCopy::kLoads;
 
 namespace cuda {
 
