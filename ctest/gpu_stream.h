@@ -75,7 +75,7 @@ struct StreamBench {
       }
     }
     auto bank =
-        std::make_unique<rocket::HostBank>(tables, PatternStore(), order, rocket::device_pins(gpu.exec),
+        std::make_unique<rocket::HostBank>(tables, PatternStore(), order, rocket::pinned_bank_memory(),
                                            *gpu.cpu.exec.pool, rocket::HostBank::Progress());
     rocket::DeviceExperts made =
         rocket::make_device_stream(config, tables, std::move(bank), gpu.memory(), gpu.exec, choices, copy);

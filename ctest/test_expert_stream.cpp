@@ -2,6 +2,7 @@
 // every look-up, and after every kind of failure; and what a user asks of the cache.
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "experts/budget.h"
+#include "experts/host_bank.h"
 #include "experts/stream.h"
 
 using namespace rocket;
@@ -188,6 +190,68 @@ void counts_bytes() {
   expect(std::equal(none.begin(), none.end(), bench.stream->fetch(0, bench.exec)), "and has no choices");
 }
 
+// A bank has every expert as a slot would have it, whatever the order of its pieces; gives its memory back, also when the
+// store fails or the caller stops it.
+void banks() {
+  std::vector<ExpertWeights> tables[kLayers];
+  HostBank::Tables spans;
+  std::vector<BankPiece> order;
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    for (int32_t e = 0; e < kExperts; ++e) {
+      tables[layer].push_back(make_expert(layer, e));
+      for (int32_t piece = 0; piece < 3; ++piece) order.push_back({layer, e, piece});
+    }
+    spans.emplace_back(tables[layer]);
+  }
+  std::shuffle(order.begin(), order.end(), rng);
+  int taken = 0;
+  BankMemory memory;
+  memory.take = [&](size_t bytes) {
+    ++taken;
+    return static_cast<char*>(std::aligned_alloc(256, bytes));
+  };
+  memory.known_as = [](char* chunk) { return chunk + 1; };  // the device's addresses are others
+  memory.give_back = [&](char* chunk) {
+    --taken;
+    std::free(chunk);
+  };
+  ThreadPool pool(3);
+  const auto orders = std::make_shared<FakeStore::Orders>();
+  {
+    int64_t reported = -1;
+    const HostBank bank(spans, FakeStore(orders), order, memory, pool, [&](int64_t done, int64_t total) {
+      expect(done >= reported && total == HostBank::bytes(spans), "progress of a bank");
+      reported = done;
+    });
+    expect(taken > 0 && reported > 0, "a bank takes memory and says how far it is");
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      for (int32_t e = 0; e < kExperts; ++e) {
+        const SlotLayout layout = slot_layout(tables[layer][static_cast<size_t>(e)]);
+        const char* at = bank.experts()[static_cast<size_t>(layer * kExperts + e)] - 1;
+        bool same = true;
+        for (size_t part = 0; part < 3; ++part) {
+          const uint8_t byte = byte_of(layer, e, static_cast<int32_t>(part));
+          same = same && all_are(at + layout.data_at[part], layout.data_bytes[part], byte) &&
+                 all_are(at + layout.scale_at[part], layout.scale_bytes[part], byte);
+        }
+        expect(same, "a bank's expert lies as in a slot");
+      }
+    }
+  }
+  expect(taken == 0, "a bank gives its memory back");
+  orders->fail_at = orders->fetches + 20;
+  for (const bool stops : {false, true}) {
+    try {
+      const HostBank bank(spans, FakeStore(orders), order, memory, pool, [&](int64_t, int64_t) {
+        if (stops) throw FuelError("stopped");
+      });
+      expect(false, "a bank that fails");
+    } catch (const FuelError&) {
+    }
+    expect(taken == 0, "a bank that failed gives its memory back");
+  }
+}
+
 template <typename E>
 void refuses(const std::string& what, const CacheRequest& request, const CacheConfig& shape,
              std::initializer_list<std::string> words) {
@@ -229,6 +293,7 @@ void budgets() {
 int main() {
   budgets();
   counts_bytes();
+  banks();
   for (const char* policy : {"lru", "lfu", "lfru"}) {
     for (const int64_t slots : {3, 4, 8, 16, 33}) {
       const std::string what = std::string(policy) + ", " + std::to_string(slots) + " slots";

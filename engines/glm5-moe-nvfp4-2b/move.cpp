@@ -99,7 +99,7 @@ std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache, M
   move_dense(memory);
   const std::vector<BankPiece> order = file_order();
   const CheckpointStore store(*loaded_->checkpoint, std::move(sources_));
-  auto bank = std::make_unique<HostBank>(tables, store, order, device_pins(exec), *exec.pool, part(dense));
+  auto bank = std::make_unique<HostBank>(tables, store, order, pinned_bank_memory(), *exec.pool, part(dense));
   DeviceExperts device = make_device_stream(cache, tables, std::move(bank), memory, exec, choices);
   loaded_->stream = std::move(device.stream);
   for (size_t i = 0; i < layers.size(); ++i) layers[i]->resident = device.tables[i];

@@ -12,7 +12,7 @@ namespace {
 
 }  // namespace
 
-BankPins device_pins(const Exec&) {
+BankMemory pinned_bank_memory() {
   no_device();
 }
 

@@ -120,24 +120,27 @@ class DeviceStream : public ExpertStream {
 
 }  // namespace
 
-BankPins device_pins(const Exec&) {
-  BankPins pins;
-  pins.pin = [](char* memory, size_t bytes) {
-    const cudaError_t status =
-        cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+BankMemory pinned_bank_memory() {
+  BankMemory memory;
+  memory.take = [](size_t bytes) {
+    void* p = nullptr;
+    const cudaError_t status = cudaHostAlloc(&p, bytes, cudaHostAllocMapped);
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      throw PlanError("host bank: the system refused to pin " + format_bytes(static_cast<int64_t>(bytes)) +
-                          " more of the host's memory",
+      throw PlanError("host bank: the system refused " + format_bytes(static_cast<int64_t>(bytes)) +
+                          " more of pinned memory",
                       "free memory, or raise the container's limit of locked memory");
     }
     cuda_check(status, "host bank");
+    return static_cast<char*>(p);
+  };
+  memory.known_as = [](char* chunk) {
     void* known = nullptr;
-    cuda_check(cudaHostGetDevicePointer(&known, memory, 0), "host bank");
+    cuda_check(cudaHostGetDevicePointer(&known, chunk, 0), "host bank");
     return static_cast<const char*>(known);
   };
-  pins.unpin = [](char* memory) { cudaHostUnregister(memory); };
-  return pins;
+  memory.give_back = [](char* chunk) { cudaFreeHost(chunk); };
+  return memory;
 }
 
 bool device_shares_memory(const Exec& exec) {

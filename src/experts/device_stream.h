@@ -18,8 +18,8 @@
 
 namespace rocket {
 
-// Pins memory for the device of these ops.
-BankPins device_pins(const Exec& exec);
+// Pinned memory for a bank.
+BankMemory pinned_bank_memory();
 // Whether the device's memory is the host's.
 bool device_shares_memory(const Exec& exec);
 

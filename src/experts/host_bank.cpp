@@ -20,46 +20,39 @@ int64_t HostBank::bytes(const Tables& tables) {
 }
 
 HostBank::HostBank(const Tables& tables, const ExpertStore& store, std::span<const BankPiece> order,
-                   BankPins pins, ThreadPool& pool, const Progress& progress)
-    : pins_(std::move(pins)) {
-  lay_out(tables);
-  fill(store, order, pool, progress);
+                   BankMemory memory, ThreadPool& pool, const Progress& progress)
+    : memory_(std::move(memory)), total_(bytes(tables)) {
+  for (const std::span<const ExpertWeights> table : tables) {
+    experts_a_layer_ = std::max(experts_a_layer_, table.size());
+    for (const ExpertWeights& expert : table) layouts_.push_back(slot_layout(expert));
+  }
   try {
-    pin(progress);
+    take(progress);
+    fill(store, order, pool, progress);
   } catch (...) {
-    unpin();
+    give_back();
     throw;
   }
 }
 
 HostBank::~HostBank() {
-  unpin();
+  give_back();
 }
 
-// Chunks of whole experts.
-void HostBank::lay_out(const Tables& tables) {
-  for (const std::span<const ExpertWeights> table : tables) {
-    experts_a_layer_ = std::max(experts_a_layer_, table.size());
-    for (const ExpertWeights& expert : table) layouts_.push_back(slot_layout(expert));
-  }
-  places_.resize(layouts_.size());
-  experts_.resize(layouts_.size());
+void HostBank::take(const Progress& progress) {
   for (size_t first = 0, end = 0; first < layouts_.size(); first = end) {
     int64_t bytes = 0;
     while (end < layouts_.size() && (end == first || bytes + layouts_[end].bytes <= kChunkBytes))
       bytes += layouts_[end++].bytes;
-    Chunk& chunk = chunks_.emplace_back();
-    chunk.memory = Arena(static_cast<size_t>(bytes), "host bank");
-    chunk.base = static_cast<char*>(chunk.memory.take_bytes(static_cast<size_t>(bytes)));
-    chunk.bytes = static_cast<size_t>(bytes);
-    chunk.first = first;
-    chunk.end = end;
-    char* at = chunk.base;
-    for (size_t i = first; i < end; ++i) {
-      places_[i] = at;
-      at += layouts_[i].bytes;
+    char* const base = memory_.take(static_cast<size_t>(bytes));
+    chunks_.push_back(base);
+    const char* const known = memory_.known_as(base);
+    for (int64_t i = static_cast<int64_t>(first), at = 0; i < static_cast<int64_t>(end); ++i) {
+      places_.push_back(base + at);
+      experts_.push_back(known + at);
+      at += layouts_[static_cast<size_t>(i)].bytes;
     }
-    total_ += bytes;
+    if (progress) progress(0, total_);
   }
 }
 
@@ -87,20 +80,9 @@ void HostBank::fill(const ExpertStore& store, std::span<const BankPiece> order, 
   }
 }
 
-void HostBank::pin(const Progress& progress) {
-  for (Chunk& chunk : chunks_) {
-    const char* const known = pins_.pin(chunk.base, chunk.bytes);
-    chunk.pinned = true;
-    for (size_t i = chunk.first; i < chunk.end; ++i) experts_[i] = known + (places_[i] - chunk.base);
-    if (progress) progress(total_, total_);
-  }
-}
-
-void HostBank::unpin() {
-  for (Chunk& chunk : chunks_) {
-    if (chunk.pinned) pins_.unpin(chunk.base);
-    chunk.pinned = false;
-  }
+void HostBank::give_back() {
+  for (char* const chunk : chunks_) memory_.give_back(chunk);
+  chunks_.clear();
 }
 
 }  // namespace rocket

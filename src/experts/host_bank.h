@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "base/arena.h"
 #include "base/thread_pool.h"
 #include "experts/store.h"
 
@@ -17,11 +16,11 @@ struct BankPiece {
   int32_t layer, expert, piece;
 };
 
-// How memory is pinned. Both throw PlanError or DeviceError.
-struct BankPins {
-  std::function<const char*(char* memory, size_t bytes)>
-      pin;  // returns the address that the device knows it by
-  std::function<void(char* memory)> unpin;
+// Memory of the host that a device may read. take() throws PlanError or DeviceError.
+struct BankMemory {
+  std::function<char*(size_t bytes)> take;
+  std::function<const char*(char* memory)> known_as;  // the address that the device knows it by
+  std::function<void(char* memory)> give_back;
 };
 
 class HostBank {
@@ -30,10 +29,10 @@ class HostBank {
   using Tables = std::vector<std::span<const ExpertWeights>>;
 
   // tables: of each MoE layer, for formats and shapes. order: all pieces, in the order in which they are read from the
-  // store, by all threads of the pool and a bounded number at a time. `progress` (may be empty) gets the bytes done and
-  // in all; what it throws stops the fill. Throws what the store throws.
-  HostBank(const Tables& tables, const ExpertStore& store, std::span<const BankPiece> order, BankPins pins,
-           ThreadPool& pool, const Progress& progress);
+  // store, by all threads of the pool and a bounded number at a time. `progress` (may be empty) gets the bytes read and
+  // in all, 0 while memory is taken; what it throws stops the fill. Throws what the store and the memory throw.
+  HostBank(const Tables& tables, const ExpertStore& store, std::span<const BankPiece> order,
+           BankMemory memory, ThreadPool& pool, const Progress& progress);
   ~HostBank();
   HostBank(const HostBank&) = delete;
   HostBank& operator=(const HostBank&) = delete;
@@ -44,24 +43,17 @@ class HostBank {
   const std::vector<const char*>& experts() const { return experts_; }
 
  private:
-  struct Chunk {
-    Arena memory;
-    char* base = nullptr;
-    size_t bytes = 0, first = 0, end = 0;  // experts [first, end)
-    bool pinned = false;
-  };
-  void lay_out(const Tables& tables);
+  void take(const Progress& progress);
   void fill(const ExpertStore& store, std::span<const BankPiece> order, ThreadPool& pool,
             const Progress& progress);
-  void pin(const Progress& progress);
-  void unpin();
+  void give_back();
 
-  BankPins pins_;
+  BankMemory memory_;
   size_t experts_a_layer_ = 0;
   std::vector<SlotLayout> layouts_;  // [layers * experts]
   std::vector<char*> places_;        // for the host
   std::vector<const char*> experts_;
-  std::vector<Chunk> chunks_;
+  std::vector<char*> chunks_;  // of whole experts
   int64_t total_ = 0;
 };
 
