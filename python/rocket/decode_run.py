@@ -360,7 +360,7 @@ class Decoder:
                 "slot_bytes": info["slot_bytes"],
                 "store": info["expert_store"] or None,
                 "requested": {"slots": info["slots_requested"], "bytes": info["cache_bytes_requested"]}
-                if info["expert_store"]
+                if info["slots_requested"]
                 else None,
             },
             "seed": self.options.seed,

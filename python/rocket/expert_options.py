@@ -15,7 +15,10 @@ from rocket.slot_map import read_slot_map
 GIB = 1 << 30
 MAX_CACHE_GIB = 1 << 20
 
-GIB_HELP = "Keep routed experts in a cache of X GiB over the disk; all of them are cut to what they are."
+GIB_HELP = (
+    "Keep routed experts in a cache of X GiB, over the disk or, on a GPU, over the host's memory; "
+    "all of them are cut to what they are."
+)
 SLOTS_HELP = "The same, for N experts of all layers together."
 MAP_HELP = 'The same, with slots for each MoE layer: {"per_layer": {"3": 176, …}}.'
 TRACE_HELP = "Record the experts of every token fed, as rocket trace reads them."

@@ -75,8 +75,8 @@ void HostBank::fill(const ExpertStore& store, std::span<const BankPiece> order, 
         store.fetch(p.layer, p.expert, p.piece, layouts_[index(p)], places_[index(p)]);
       }
     });
-    done += batch;
-    if (progress) progress(std::min(done, total_), total_);
+    done += batch;  // without padding
+    if (progress) progress(end < order.size() ? done : total_, total_);
   }
 }
 
