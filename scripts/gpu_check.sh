@@ -79,6 +79,8 @@ if [ -z "$quick" ]; then
       rocket bench decode --backend cuda --fuel "$slice" --prompt 512 --chunk 512 --streams $streams --json |
         tee $results/decode-slice-$streams.json
     done
+    # Half of its experts in slots, the rest in the host's memory.
+    "$build/bench_gpu_step" "$slice" 64 64 8 720 | tee $results/step-slice-half.log || status=1
   fi
 fi
 [ -z "$making" ] || wait $making || true
