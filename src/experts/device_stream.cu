@@ -70,18 +70,26 @@ class DeviceStream : public ExpertStream {
 
   const char* store() const override { return "host bank"; }
   const SlotCache* look_up() const override { return &cache_; }
-  void begin_step() override {}
+  // A step that failed between a look-up and its last wave has left experts that count as there and may not be.
+  void begin_step() override {
+    if (!whole_)
+      throw DeviceError(
+          "expert cache: an earlier step failed half-way, and what is in which slot is not known",
+          "load the fuel again");
+  }
   int32_t find(int32_t layer, std::span<const int32_t> ids, Exec& exec) override {
     if (static_cast<int64_t>(ids.size()) > choices_) {
       throw InputError("expert cache: expected at most " + std::to_string(choices_) +
                        " choices a layer, found " + std::to_string(ids.size()));
     }
     ids_ = ids;
+    whole_ = false;
     side_.fork(main_);
     bring(1, side_.stream(), exec);
     side_.mark_done();
     const int64_t distinct = std::min<int64_t>(static_cast<int64_t>(ids.size()), cache_.experts);
-    return slot_waves(distinct, state_.room(layer));
+    waves_ = slot_waves(distinct, state_.room(layer));
+    return waves_;
   }
   const int32_t* fetch(int32_t wave, Exec& exec) override {
     if (wave == 0) return cache_.hit_id;
@@ -90,6 +98,7 @@ class DeviceStream : public ExpertStream {
     } else {
       bring(wave, nullptr, exec);
     }
+    whole_ = wave + 1 == waves_;
     return cache_.miss_id;
   }
   StreamStats stats() override {
@@ -115,7 +124,10 @@ class DeviceStream : public ExpertStream {
   SlotCache cache_;
   SlotBank bank_;
   SideStream side_;
-  std::span<const int32_t> ids_;  // of the look-up in hand
+  // Of the look-up in hand.
+  std::span<const int32_t> ids_;
+  int32_t waves_ = 0;
+  bool whole_ = true;  // all of its waves were asked for
 };
 
 }  // namespace
