@@ -1,8 +1,6 @@
 // The cache of experts that devices look up in, on the host: slot for slot what ExpertCache does with lru, for caches of
 // every size, with budgets and in waves, by one thread and by several.
 #include <algorithm>
-#include <atomic>
-#include <barrier>
 #include <memory>
 #include <random>
 #include <string>
@@ -12,9 +10,12 @@
 #include "base/error.h"
 #include "check.h"
 #include "experts/slot_state.h"
+#include "slot_team.h"
 
 using namespace rocket;
 using check::expect;
+using check::HostBlock;
+using check::Team;
 
 namespace {
 
@@ -22,35 +23,6 @@ std::mt19937_64 rng(20261130);
 int32_t draw(int32_t low, int32_t high) {
   return std::uniform_int_distribution<int32_t>(low, high)(rng);
 }
-
-struct Team {
-  explicit Team(int count) : threads(count), barrier(count), partial(static_cast<size_t>(count)) {}
-  const int threads;
-  std::barrier<> barrier;
-  std::vector<int64_t> partial;
-};
-
-class HostBlock {
- public:
-  HostBlock(Team& team, int thread) : team_(team), thread_(thread) {}
-  int thread() const { return thread_; }
-  int threads() const { return team_.threads; }
-  void sync() { team_.barrier.arrive_and_wait(); }
-  int32_t load(const int32_t* p) const { return *p; }
-  void mark(uint32_t* word, uint32_t bits) { std::atomic_ref(*word).fetch_or(bits); }
-  void add(uint64_t* counter, uint64_t n) { std::atomic_ref(*counter).fetch_add(n); }
-  int64_t oldest(int64_t stamp) {
-    team_.partial[static_cast<size_t>(thread_)] = stamp;
-    sync();
-    const int64_t all = *std::min_element(team_.partial.begin(), team_.partial.end());
-    sync();
-    return all;
-  }
-
- private:
-  Team& team_;
-  int thread_;
-};
 
 // Weights of two formats, so that slots differ.
 std::vector<ExpertWeights> make_table(int32_t experts) {
