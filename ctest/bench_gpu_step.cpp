@@ -3,7 +3,7 @@
 //
 //   bench_gpu_step FUEL [prompt tokens = 512] [steps = 64] [most streams = 8] [expert slots = all, without a cache]
 //
-// Tokens are random and the same in every run, so that with a cache routing stays near uniform.
+// Tokens are random and the same in every run.
 #include <chrono>
 #include <cstdlib>
 
@@ -84,6 +84,27 @@ void print_misses(const EngineStats& before, const EngineStats& after, const Eng
               seconds > 0 ? bytes / seconds * 1e-9 : 0.0);
 }
 
+// Median milliseconds of steps of one row, each of a stream that has seen nothing else: its experts are its own. Those of
+// a stream of random tokens hardly change from step to step, once it is some tokens long.
+constexpr int32_t kFresh = 96, kFreshBefore = 32;
+
+double decode_fresh(Engine& engine, int32_t first, EngineStats* before) {
+  const std::vector<int32_t> token = random_tokens(kFresh, engine.info().vocab);
+  std::vector<double> ms;
+  for (int32_t i = 0; i < kFresh; ++i) {
+    if (i == kFreshBefore) *before = engine.stats();
+    Row row;
+    row.token = token[static_cast<size_t>(i)];
+    row.stream = first + i;
+    row.wants_logits = true;
+    const auto start = Clock::now();
+    engine.step_and_sample({{row}}, std::vector<SamplingParams>(1));
+    if (i >= kFreshBefore) ms.push_back(ms_since(start));
+  }
+  std::sort(ms.begin(), ms.end());
+  return ms[ms.size() / 2];
+}
+
 // Median microseconds that the host takes to issue a step of one stream.
 double issue_us(Engine& engine, int steps) {
   std::vector<double> us;
@@ -121,17 +142,21 @@ int main(int argc, char** argv) {
     EngineOptions options;
     options.fuel_dir = argv[1];
     options.backend = "cuda";
-    options.max_streams = most;
+    const int slots = number(5, 0);
+    options.max_streams = most + (slots > 0 ? kFresh : 0);
     options.max_context = prompt + 16 * steps;
-    options.expert_cache.slots = number(5, 0);
+    options.expert_cache.slots = slots;
+    const auto loading = Clock::now();
     const auto engine = load_engine(options);
+    const double load_s = ms_since(loading) * 1e-3;
     const double rate = device_read_gb_s(0.3) * 1e9;
     const EngineInfo& info = engine->info();
     for (const std::string& choice : info.choices) std::printf("%s\n", choice.c_str());
     std::printf("%s on %s, read rate %.0f GB/s, a token reads %.1f MB: limit %.1f tok/s\n", argv[1],
                 info.device.c_str(), rate * 1e-9, static_cast<double>(info.token_bytes) * 1e-6,
                 rate / static_cast<double>(info.token_bytes));
-    for (int32_t s = 0; s < most; ++s) engine->open();
+    std::printf("loaded in %.1f s\n", load_s);
+    for (int32_t s = 0; s < options.max_streams; ++s) engine->open();
     const std::vector<int32_t> tokens = random_tokens(prompt, info.vocab);
     for (int32_t s = 0; s < most; ++s) {
       const double ms = feed(*engine, s, tokens);
@@ -149,6 +174,12 @@ int main(int argc, char** argv) {
       std::printf("\n");
       if (!info.expert_store.empty()) print_misses(before, engine->stats(), info);
       std::fflush(stdout);
+    }
+    if (slots > 0) {
+      EngineStats before;
+      const double ms = decode_fresh(*engine, most, &before);
+      std::printf("decode, a new stream each step: %.3f ms, %.1f tok/s\n", ms, 1e3 / ms);
+      print_misses(before, engine->stats(), info);
     }
     std::printf("issuing a step of one stream: %.1f us of the host\n", issue_us(*engine, 32));
     for (const int32_t streams : {1, most}) {

@@ -154,6 +154,7 @@ void all(check::Gpu& gpu) {
   fetch_rate(gpu, SlotCopy::kBulk, "fetch of 8 experts in bulk", rates->pinned_to_gb_s * 1e9);
   for (const int32_t rows : {1, 8, 64, 512}) look_ups(gpu, rows);
   for (const int32_t rows : {1, 2, 8}) waves(gpu, rows);
+  check::expect(true, "ran");
 }
 
 }  // namespace

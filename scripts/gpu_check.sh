@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds with CUDA and runs the component tests, the GPU tests, compute-sanitizer and the benchmarks, on a machine with
-# an NVIDIA GPU. Results go to build-gpu/results as JSON and JUnit files.
+# an NVIDIA GPU. Results go to build-gpu/results as JSON, JUnit and log files.
 #
 #   scripts/gpu_check.sh [--quick] [--slice DIR] [PYTHON]
 #     --quick      no sanitizer, no benchmarks
@@ -21,8 +21,29 @@ while [ $# -gt 0 ]; do
 done
 build=build-gpu
 results=$build/results
+benches='linear experts step_ops attention stream'
 say() { printf '\n==> %s (%d s)\n' "$*" $SECONDS; }
 rocket() { PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -c 'from rocket.cli import main; main()' "$@"; }
+
+component_tests() {
+  ctest --test-dir $build --output-on-failure -L gpu --output-junit results/ctest.xml > $results/ctest.log
+}
+
+python_tests() {
+  local parallel=''
+  "$python" -c 'import xdist' 2> /dev/null && parallel='-n 6 -p no:benchmark'  # benchmarks warn beside pytest-xdist
+  PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1
+}
+
+# One case in eight of each program, by both tools.
+sanitizers() {
+  find $build -maxdepth 1 -name 'test_gpu_*' -type f | sort | sed 's/^\(.*\)$/memcheck \1\nracecheck \1/' |
+    ROCKET_TEST_SMALL=1 xargs -P 6 -L 1 bash -c '
+      log=$1/$2-$(basename "$3").log
+      timeout 200 compute-sanitizer --tool "$2" --error-exitcode 9 "$3" > "$log" 2>&1 ||
+        { echo "$2: $(basename "$3") failed, status $?"; grep -E "=========|FAIL" "$log" | head -8; exit 1; }
+    ' _ $results > $results/sanitizers.log
+}
 
 command -v nvidia-smi >/dev/null || { echo "gpu_check.sh: no NVIDIA driver here: nvidia-smi is missing" >&2; exit 1; }
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv
@@ -35,52 +56,55 @@ fi
 
 say "build"
 cmake -S . -B $build -DROCKET_CUDA=ON -DPython_EXECUTABLE="$(command -v "$python")" > $results/configure.log
-cmake --build $build -j "$(nproc)" 2>&1 | grep -E "error|warning|\*\*\*|FAILED" || true
-cmake --build $build -j "$(nproc)" > /dev/null
+targets='gpu_tests _core'
+[ -n "$quick" ] || targets="$targets bench_gpu_step $(printf 'bench_gpu_%s ' $benches)"
+cmake --build $build -j "$(nproc)" --target $targets > $results/build.log 2>&1 ||
+  { grep -E "error|\*\*\*|FAILED" $results/build.log | head -20; exit 1; }
 
+# Nothing here is timed, so all of it runs at once.
 status=0
-say "component tests"
-ctest --test-dir $build --output-on-failure -L gpu --output-junit results/ctest.xml > $results/ctest.log || status=1
-grep -E "FAIL|SKIP|tests passed|Passed|Failed|\*\*\*" $results/ctest.log | grep -v "^ok" | head -60 || true
-
-say "GPU tests"
-parallel=''
-"$python" -c 'import xdist' 2> /dev/null && parallel='-n 8 -p no:benchmark'  # pytest-xdist; benchmarks warn beside it
-PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1 || status=1
-tail -40 $results/pytest.log
-
+say "component tests, GPU tests and compute-sanitizer"
+component_tests & components=$!
+python_tests & pythons=$!
+sanitizing=''
 if [ -z "$quick" ]; then
   if command -v compute-sanitizer > /dev/null; then
-    for tool in memcheck racecheck; do
-      say "compute-sanitizer $tool, one case in eight"
-      find $build -maxdepth 1 -name 'test_gpu_*' -type f | sort | ROCKET_TEST_SMALL=1 xargs -P 4 -I{} bash -c '
-        log=$1/$2-$(basename "$3").log
-        timeout 150 compute-sanitizer --tool "$2" --error-exitcode 9 "$3" > "$log" 2>&1 ||
-          { echo "$2: $(basename "$3") failed, status $?"; grep -E "=========|FAIL" "$log" | head -8; exit 1; }
-      ' _ $results $tool {} || status=1
-    done
+    sanitizers & sanitizing=$!
   else
     echo "SKIP compute-sanitizer: it is not installed"
   fi
+fi
+wait $components || status=1
+grep -E "FAIL|SKIP|tests passed|Failed|\*\*\*" $results/ctest.log | grep -v "^ok" | head -60 || true
+say "component tests done"
+wait $pythons || status=1
+tail -40 $results/pytest.log
+say "GPU tests done"
+if [ -n "$sanitizing" ]; then
+  wait $sanitizing || status=1
+  cat $results/sanitizers.log
+  say "compute-sanitizer done, $(find $results -name '*check-test_gpu_*.log' | wc -l) runs"
+fi
 
+if [ -z "$quick" ]; then
   say "benchmarks of the ops"
   rm -f $results/ops.jsonl
-  for file in ctest/bench_gpu_*.cpp; do
-    name=$(basename "$file" .cpp)
-    cmake --build $build -j "$(nproc)" --target "$name" > /dev/null
-    ROCKET_BENCH_OUT=$results/ops.jsonl "$build/$name" | tee "$results/$name.log" || status=1
+  for name in $benches; do
+    ROCKET_BENCH_OUT=$results/ops.jsonl $build/bench_gpu_$name > $results/bench_gpu_$name.log || status=1
   done
+  grep -hE "1 row |rows 1,|rows 1 |read rate|cudaMemcpy|fetch|waves" $results/bench_gpu_*.log || true
 
   say "decode"
-  rocket bench decode --backend cuda --fuel sparkler --json | tee $results/decode-sparkler.json
+  rocket bench decode --backend cuda --fuel sparkler --json > $results/decode-sparkler.json || status=1
   if [ -n "$slice" ]; then
     [ -z "$making" ] || wait $making || { cat $results/make_slice.log; exit 1; }
     for streams in 1 8; do
-      rocket bench decode --backend cuda --fuel "$slice" --prompt 512 --chunk 512 --streams $streams --json |
-        tee $results/decode-slice-$streams.json
+      rocket bench decode --backend cuda --fuel "$slice" --prompt 512 --chunk 512 --streams $streams --json \
+        > $results/decode-slice-$streams.json || status=1
     done
-    # Half of its experts in slots, the rest in the host's memory.
-    "$build/bench_gpu_step" "$slice" 64 64 8 720 | tee $results/step-slice-half.log || status=1
+    $build/bench_gpu_step "$slice" 512 40 8 | tee $results/step-slice.log || status=1
+    # Half of its experts in slots, the others in a bank of pinned memory.
+    $build/bench_gpu_step "$slice" 64 40 1 720 | tee $results/step-slice-half.log || status=1
   fi
 fi
 [ -z "$making" ] || wait $making || true
