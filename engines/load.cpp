@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "experts/slab_store.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
 #include "runtime/backend.h"
@@ -165,6 +166,12 @@ glm5::Precision precision_for(const EngineOptions& options, const Backend& backe
   return {choose("prefill-precision", options.prefill_precision), choose("kv-dtype", options.kv_dtype)};
 }
 
+// Where experts come from that are in no slot. Looked at before anything large is read.
+std::unique_ptr<ExpertStore> expert_store(const EngineOptions& options, const glm5::Loader& loader) {
+  if (options.expert_slab.empty()) return loader.checkpoint_store();
+  return std::make_unique<SlabStore>(options.expert_slab, loader.slab_header());
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
@@ -172,6 +179,10 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   const std::string name = choose_backend(options.backend, &why);
   const glm5::Config config = glm5::read_config(options.fuel_dir);
   check_limits(options, config);
+  if (!options.expert_slab.empty() && !options.expert_cache.given()) {
+    throw InputError("expert slab: expected a cache of experts beside it, found none",
+                     "give --expert-cache-gib, --expert-slots or --slot-map");
+  }
   glm5::Loader loader(config, options.fuel_dir, options.expert_cache.given());
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
   std::unique_ptr<Backend> backend = name == "cuda"
@@ -182,8 +193,11 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
   if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);
   Backend& on = *backend;
+  std::unique_ptr<ExpertStore> store = plan.cache ? expert_store(options, loader) : nullptr;
+  const std::string store_name = store ? store->name() : "";
+  if (store && !store->note().empty()) plan.choices.push_back(store->note());
   std::unique_ptr<glm5::LoadedWeights> weights =
-      plan.cache ? loader.load_streamed(plan.cache->config, options.progress)
+      plan.cache ? loader.load_streamed(plan.cache->config, std::move(store), options.progress)
                  : loader.load(on.memory(), options.progress);
   auto model = std::make_unique<glm5::Glm5>(config, precision, std::move(weights), std::move(backend),
                                             plan.max_rows, plan.max_context);
@@ -191,7 +205,7 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   info.fuel = options.fuel_dir;
   info.choices = plan.choices;
   if (plan.cache) {
-    info.expert_store = "checkpoint";
+    info.expert_store = store_name;
     info.slot_bytes = plan.cache->slot_bytes;
     info.slots = plan.cache->slots;
     info.slots_requested = plan.cache->requested_slots;

@@ -60,12 +60,13 @@ class CoreEngine:
         expert_cache_bytes: int = 0,
         expert_slots: int = 0,
         layer_slots: Sequence[int] = (),
+        expert_slab: str = "",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load.
 
         At most one of the next three asks for a bounded cache of routed experts: its bytes, its slots, or the
-        slots of each MoE layer."""
+        slots of each MoE layer. ``expert_slab`` is the folder of the fuel's slab, which then fills it."""
 
     def info(self) -> dict[str, Any]:
         """The fields of EngineInfo (src/runtime/engine.h)."""
@@ -144,6 +145,25 @@ class CoreEngine:
 def read_headers(dir: str) -> list[dict[str, Any]]:
     """Checked safetensors headers of a checkpoint directory, one dict a file: ``file, bytes, sparse,
     tensors`` with tensors as ``(name, dtype, shape, offset, bytes)`` in file order. Reads no weights."""
+
+class FuelSlab:
+    """A fuel's experts in one file (src/experts/slab.h), in a folder. ``written()`` throws for a slab that is not
+    this fuel's or not whole."""
+
+    def __init__(self, fuel_dir: str, slab_dir: str) -> None: ...
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    def written(self) -> bool: ...
+    def write(self, progress: Callable[[int, int], None] | None = None) -> None: ...
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None: ...
 
 def read_config(dir: str) -> dict[str, Any]:
     """The fields of glm5::Config after all defaults are applied."""

@@ -26,6 +26,7 @@ class ExpertStream {
   // tables: of each MoE layer, with formats, shapes and global scales; they outlive the stream.
   ExpertStream(const CacheConfig& config, std::unique_ptr<ExpertStore> store,
                std::vector<std::span<ExpertWeights>> tables);
+  ~ExpertStream();
 
   // Bytes of a slot that holds any of the experts.
   static int64_t slot_bytes(std::span<const ExpertWeights> table);
@@ -39,12 +40,13 @@ class ExpertStream {
   const int32_t* fetch(int32_t wave, ThreadPool& pool);
 
   const ExpertCache& cache() const { return cache_; }
+  const ExpertStore& store() const { return *store_; }
   int64_t streamed_bytes() const { return streamed_bytes_; }
   double fetch_seconds() const { return fetch_seconds_; }  // while bytes were on their way
 
  private:
   void forget_missing();
-  void bring(std::span<const ExpertFetch> fetches, ThreadPool& pool);
+  void bring(std::span<const ExpertFetch> fetches);
   void* slot(int32_t index) { return slots_base_ + int64_t{index} * slot_bytes_; }
 
   ExpertCache cache_;
@@ -63,6 +65,7 @@ class ExpertStream {
   std::vector<ExpertKey> missing_;  // not fetched yet, the next last
   std::vector<bool> member_;        // [experts] of the wave
   std::vector<int32_t> wave_ids_;
+  std::vector<ExpertRead> reads_;
 };
 
 }  // namespace rocket
