@@ -263,6 +263,7 @@ std::unique_ptr<LoadedWeights> Loader::load(MemorySpace& memory, const WeightLoa
   load_host(progress);
   if (!memory.host()) {
     move_experts(memory);
+    loaded_->checkpoint->check_unchanged();  // experts were read where they lie
     move_dense(memory);
   }
   return std::move(loaded_);

@@ -147,8 +147,8 @@ def read_headers(dir: str) -> list[dict[str, Any]]:
     tensors`` with tensors as ``(name, dtype, shape, offset, bytes)`` in file order. Reads no weights."""
 
 class FuelSlab:
-    """A fuel's experts in one file (src/experts/slab.h), in a folder. ``written()`` throws for a slab that is not
-    this fuel's or not whole."""
+    """A fuel's experts in one file (src/experts/slab.h), in a folder. ``written()`` throws for a slab that is
+    not this fuel's or not whole."""
 
     def __init__(self, fuel_dir: str, slab_dir: str) -> None: ...
     @property

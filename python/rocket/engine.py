@@ -110,8 +110,8 @@ class Engine:
     ``fuel`` is a directory or a name. ``backend`` is auto, cpu or cuda; 0 leaves a number to the engine.
     ``prefill_precision`` and ``kv_dtype`` (of the latent KV) are auto, f32 or bf16; the CPU computes in f32.
     One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
-    routed experts in a cache of that size over the fuel's files, or over the slab in the folder ``expert_slab``; without any all are
-    in place or resident.
+    routed experts in a cache of that size over the fuel's files, or over the slab in the
+    folder ``expert_slab``; without any all are in place or resident.
     ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
     DeviceError.
     """

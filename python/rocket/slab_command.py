@@ -17,7 +17,7 @@ PART = ".part"  # what the file is called until it is whole
 
 
 def room(path: Path) -> int:
-    """Bytes that may still be written into a folder, which need not exist yet; a half-written slab makes way."""
+    """Bytes that may still be written into a folder that may not exist yet; a half-written slab makes way."""
     folder = path.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -32,7 +32,8 @@ def check_room(path: Path, needs: int) -> None:
     has = room(path)
     if has < needs:
         raise CliError(
-            f"{path}: the slab needs {format_bytes(needs)}, {needs} bytes; the disk has {format_bytes(has)}, {has} bytes",
+            f"{path}: the slab needs {format_bytes(needs)} ({needs} bytes), and the disk has "
+            f"{format_bytes(has)} ({has} bytes)",
             f"make room for {format_bytes(needs - has)} more, or give a folder on another disk",
         )
 
@@ -47,8 +48,8 @@ def slab(
 ) -> int:
     """Write all routed experts into one file, from which --expert-slab fills a cache of experts.
 
-    In DIR/experts.slab each expert is one piece, aligned for reads past the page cache, with a checksum. A slab
-    of this fuel that is already there stays as it is.
+    In DIR/experts.slab each expert is one piece, aligned for reads past the page cache, with a checksum. A
+    slab of this fuel that is already there stays as it is.
     """
     if not folder:
         raise UsageError("DIR: expected a folder, found nothing", "give the folder that the slab shall be in")
