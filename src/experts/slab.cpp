@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -137,29 +136,48 @@ int64_t header_content(int64_t layers, int64_t experts) {
 
 }  // namespace
 
-uint64_t slab_checksum(const void* data, int64_t bytes) {
-  constexpr int64_t kLanes = 8;
-  std::array<uint64_t, kLanes> sum{}, sums{};
-  const char* at = static_cast<const char*>(data);
-  const int64_t whole = bytes / (8 * kLanes);
-  for (int64_t i = 0; i < whole; ++i, at += 8 * kLanes) {
-    std::array<uint64_t, kLanes> word;
-    std::memcpy(word.data(), at, 8 * kLanes);
+// A word counts in `sums` as often as there are steps from its own to the end.
+void SlabChecksum::add(const void* part, int64_t at, int64_t bytes) {
+  std::array<uint64_t, kLanes> sum{}, sums{}, word{};
+  const char* from = static_cast<const char*>(part);
+  const auto step = [&] {
     for (size_t lane = 0; lane < kLanes; ++lane) {
       sum[lane] += word[lane];
       sums[lane] += sum[lane];
     }
+  };
+  const int64_t whole = bytes / kStep, rest = bytes % kStep;
+  for (int64_t i = 0; i < whole; ++i, from += kStep) {
+    std::memcpy(word.data(), from, kStep);
+    step();
   }
-  std::array<uint64_t, kLanes> rest{};
-  std::memcpy(rest.data(), at, static_cast<size_t>(bytes - whole * 8 * kLanes));
-  uint64_t folded = static_cast<uint64_t>(bytes) * 0x9e3779b97f4a7c15u;
+  if (rest > 0) {
+    word = {};
+    std::memcpy(word.data(), from, static_cast<size_t>(rest));
+    step();
+  }
+  const uint64_t after = static_cast<uint64_t>((bytes_ - at - bytes + kStep - 1) / kStep);
   for (size_t lane = 0; lane < kLanes; ++lane) {
-    for (const uint64_t value : {sum[lane], sums[lane], rest[lane]}) {
+    sum_[lane] += sum[lane];
+    sums_[lane] += sums[lane] + after * sum[lane];
+  }
+}
+
+uint64_t SlabChecksum::value() const {
+  uint64_t folded = static_cast<uint64_t>(bytes_) * 0x9e3779b97f4a7c15u;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    for (const uint64_t value : {sum_[lane], sums_[lane]}) {
       folded = (folded ^ value) * 0xff51afd7ed558ccdu;
       folded ^= folded >> 32;
     }
   }
   return folded;
+}
+
+uint64_t slab_checksum(const void* data, int64_t bytes) {
+  SlabChecksum sum(bytes);
+  sum.add(data, 0, bytes);
+  return sum.value();
 }
 
 int64_t SlabHeader::header_bytes() const {

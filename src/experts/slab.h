@@ -22,6 +22,8 @@
 // All little-endian. The file appears under its name when it is whole. Shapes are not in it: config.json has them.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -34,7 +36,22 @@ namespace rocket {
 inline constexpr int64_t kSlabAlignment = 4096;
 
 // Eight sums and eight sums of sums over 64-bit words, folded into one: any change of a word, and of places of two that
-// differ, gives another value. At the rate of memory, on any CPU.
+// differ, gives another value. At the rate of memory, on any CPU, and part by part in any order.
+class SlabChecksum {
+ public:
+  static constexpr int64_t kStep = 64;  // parts start at multiples of it
+
+  explicit SlabChecksum(int64_t bytes = 0) : bytes_(bytes) {}
+  void add(const void* part, int64_t at,
+           int64_t bytes);  // each byte once; only the last part may end off a step
+  uint64_t value() const;   // once all parts were added
+
+ private:
+  static constexpr size_t kLanes = 8;
+  int64_t bytes_;
+  std::array<uint64_t, kLanes> sum_{}, sums_{};
+};
+
 uint64_t slab_checksum(const void* data, int64_t bytes);
 
 struct SlabExpert {

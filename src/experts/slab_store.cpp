@@ -70,7 +70,7 @@ class SlabStore::Flight {
   void start(Part& part);
   bool arrived(Part& part);
   void failed_read(Part& part);
-  void check(const Part& part);
+  void check(size_t expert, int64_t at, int64_t bytes);
   void fail(const Part& part, const std::string& what, const std::string& hint);
 
   const SlabStore& store_;
@@ -81,7 +81,8 @@ class SlabStore::Flight {
   int32_t layer_ = 0;
   std::span<const ExpertRead> reads_;
   std::vector<int64_t> left_;  // bytes of each expert
-  size_t expert_ = 0;          // what to start next
+  std::vector<SlabChecksum> sum_;
+  size_t expert_ = 0;  // what to start next
   int64_t at_ = 0;
   int busy_ = 0;
   std::string failed_, hint_;
@@ -91,7 +92,11 @@ void SlabStore::Flight::bring(int32_t layer, std::span<const ExpertRead> reads) 
   layer_ = layer, reads_ = reads, expert_ = 0, at_ = 0;
   failed_.clear();
   left_.clear();
-  for (const ExpertRead& read : reads) left_.push_back(store_.header_.at(layer, read.expert).bytes);
+  sum_.clear();
+  for (const ExpertRead& read : reads) {
+    left_.push_back(store_.header_.at(layer, read.expert).bytes);
+    sum_.emplace_back(left_.back());
+  }
   start_more();
   while (busy_ > 0) {
     DiskRead* const read = reader_.wait(DiskReader::Clock::now() + store_.limit_);
@@ -104,8 +109,10 @@ void SlabStore::Flight::bring(int32_t layer, std::span<const ExpertRead> reads) 
     part.busy = false;
     --busy_;
     if (!failed_.empty()) continue;  // what is under way comes to its end first: it writes into slots
-    start_more();
-    check(part);
+    const size_t expert = part.expert;
+    const int64_t at = part.at, bytes = part.bytes;
+    start_more();  // perhaps with this part
+    check(expert, at, bytes);
   }
   if (!failed_.empty()) throw FuelError(failed_, hint_);
 }
@@ -153,7 +160,6 @@ bool SlabStore::Flight::arrived(Part& part) {
     std::memcpy(slot(part) + part.at + part.done, part.bounce.get(), static_cast<size_t>(useful));
   }
   part.done += useful;
-  left_[part.expert] -= useful;
   if (part.done == part.bytes || !failed_.empty()) return true;
   if (useful > 0) {
     start(part);
@@ -173,12 +179,15 @@ void SlabStore::Flight::failed_read(Part& part) {
        "look after the disk, or write the slab to another");
 }
 
-// Once all parts of an expert are there.
-void SlabStore::Flight::check(const Part& part) {
-  if (left_[part.expert] > 0) return;
-  if (slab_checksum(slot(part), of(part).bytes) == of(part).checksum) return;
-  fail(part, "its bytes do not agree with their checksum: the slab is damaged, or was written to",
-       kWriteAgain);
+// A part that is there, while others are under way; and its expert, once all of its parts are.
+void SlabStore::Flight::check(size_t expert, int64_t at, int64_t bytes) {
+  const SlabExpert& wanted = store_.header_.at(layer_, reads_[expert].expert);
+  sum_[expert].add(static_cast<const char*>(reads_[expert].slot) + at, at, bytes);
+  left_[expert] -= bytes;
+  if (left_[expert] > 0 || sum_[expert].value() == wanted.checksum || !failed_.empty()) return;
+  failed_ = store_.where(layer_, reads_[expert].expert) +
+            ": its bytes do not agree with their checksum: the slab is damaged, or was written to";
+  hint_ = kWriteAgain;
 }
 
 void SlabStore::Flight::fail(const Part& part, const std::string& what, const std::string& hint) {
