@@ -50,7 +50,7 @@ int32_t ExpertStream::find(int32_t layer, std::span<const int32_t> ids) {
   forget_missing();
   layer_ = layer;
   ids_ = ids;
-  waves_ = cache_.resolve(layer, cache_.distinct(ids));
+  waves_ = cache_.resolve_rows(layer, ids);
   for (const ExpertWave& wave : waves_) {
     for (const ExpertFetch& fetch : wave.fetches) missing_.push_back({layer, fetch.expert});
   }
