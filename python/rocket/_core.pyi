@@ -180,9 +180,11 @@ def replay_routing(
     layer_slots: Sequence[int] = (),
     owned: Sequence[int] = (),
     policy: str = "lru",
+    many_rows: bool = True,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[int], int]:
     """Steps of routed rows through an empty ExpertCache (src/experts/cache.h): look-ups and misses ``[steps,
-    layers]``, evictions of each layer, slots delivered. ids: ``[rows, layers, top-k]``, -1 is skipped."""
+    layers]``, evictions of each layer, ids: ``[rows, layers, top-k]``, -1 is skipped. Without
+    ``many_rows`` look-ups of many rows are as any."""
 
 class TraceWriter:
     """A compact routing trace (src/experts/trace.h)."""

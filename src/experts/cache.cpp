@@ -106,7 +106,7 @@ ExpertCache::ExpertCache(const CacheConfig& config, std::unique_ptr<EvictionPoli
       topk_(config.topk),
       budgets_(!config.layer_slots.empty()),
       first_(group_slots(config)) {
-  if (!policy && config.policy == "lru") shares_ = shares_of(config, first_);
+  if (!policy && config.policy == "lru" && config.many_rows) shares_ = shares_of(config, first_);
   policy_ = policy ? std::move(policy) : make_policy(config.policy, policy_shape(config));
   for (size_t group = 0; group + 1 < first_.size(); ++group) {
     std::vector<int32_t>& free = free_.emplace_back(static_cast<size_t>(first_[group + 1] - first_[group]));

@@ -55,6 +55,7 @@ struct CacheConfig {
   std::vector<int64_t> layer_slots;  // [layers], or empty
   std::vector<int32_t> owned;        // [layers]: how many experts can be asked for; empty = all
   std::string policy = "lru";        // lru | lfu | lfru
+  bool many_rows = true;             // whether look-ups of many rows are apart (above), or as any
 };
 
 struct ExpertKey {
