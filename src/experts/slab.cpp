@@ -209,7 +209,7 @@ std::string slab_path(const std::string& dir) {
 
 std::vector<uint8_t> pack_slab_header(const SlabHeader& header) {
   Packer out;
-  out.bytes.insert(out.bytes.end(), kMagic, kMagic + 8);
+  for (int i = 0; i < 8; ++i) out.put(static_cast<uint8_t>(kMagic[i]));
   out.put(kVersion);
   out.put(static_cast<uint32_t>(header.layers.size()));
   out.put(header.experts);
