@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -95,6 +96,49 @@ class Naive {
     return waves;
   }
 
+  // ids: [rows, topk], -1 is none.
+  std::vector<Wave> resolve_rows(int32_t layer, const std::vector<int32_t>& ids) {
+    std::map<int32_t, int32_t> rows;
+    for (const int32_t id : ids) {
+      if (id >= 0) ++rows[id];
+    }
+    std::vector<int32_t> experts;
+    for (const auto& [expert, count] : rows) experts.push_back(expert);
+    if (config_.policy != "lru" || static_cast<int32_t>(ids.size()) / config_.topk <= 16)
+      return resolve(layer, experts);
+    ++now_;
+    std::sort(experts.begin(), experts.end(),
+              [&](int32_t a, int32_t b) { return std::pair(rows[a], -a) < std::pair(rows[b], -b); });
+    std::vector<std::vector<int32_t>> plan(1);
+    for (const int32_t e : experts) {
+      if (find(layer, e) >= 0) plan[0].push_back(e);
+    }
+    const auto [kept, pool] = share(layer);
+    const int32_t room = std::max(kept + pool, held(layer));
+    for (const int32_t e : experts) {
+      if (find(layer, e) >= 0) continue;
+      if (static_cast<int32_t>(plan.back().size()) == (plan.size() == 1 ? room : pool)) plan.emplace_back();
+      plan.back().push_back(e);
+    }
+    bulk_room_ = room;
+    std::vector<Wave> waves;
+    for (auto& wave : plan) {
+      std::sort(wave.begin(), wave.end());
+      if (!wave.empty()) waves.push_back(run(layer, wave, &experts));
+    }
+    ++clock_;
+    std::vector<int32_t> there;
+    for (const int32_t e : experts) {
+      if (find(layer, e) >= 0) there.push_back(find(layer, e));
+    }
+    for (size_t i = 0; i < there.size(); ++i) {
+      Slot& slot = slots[static_cast<size_t>(there[i])];
+      slot.mark = clock_;
+      slot.time = static_cast<int64_t>(there.size() - i) > kept ? ++time_ - kRetired : ++time_;
+    }
+    return waves;
+  }
+
   std::optional<int32_t> hint(int32_t layer, int32_t expert, ExpertKey* evicted) {
     const auto& free = free_[group(layer)];
     if (free.empty()) {
@@ -138,7 +182,40 @@ class Naive {
   int64_t steps = 0, forgotten = 0, preloaded = 0;
 
  private:
-  Wave run(int32_t layer, const std::vector<int32_t>& experts) {
+  int32_t held(int32_t layer) const {
+    return static_cast<int32_t>(
+        std::count_if(slots.begin(), slots.end(), [&](const Slot& slot) { return slot.layer == layer; }));
+  }
+  // What a layer keeps in look-ups of many rows, and the pool beside it.
+  std::pair<int32_t, int32_t> share(int32_t layer) const {
+    const int64_t all = room(layer), pool = std::max(std::min<int64_t>(config_.topk, all),
+                                                     std::min<int64_t>(config_.experts, all / 8));
+    if (groups.size() > 1 || !config_.layer_slots.empty())
+      return {static_cast<int32_t>(all - pool), static_cast<int32_t>(pool)};
+    const auto owned = [&](int32_t l) {
+      return config_.owned.empty() ? config_.experts : config_.owned[static_cast<size_t>(l)];
+    };
+    int64_t sum = 0;
+    for (int32_t l = 0; l < config_.layers; ++l) sum += owned(l);
+    return {static_cast<int32_t>((all - pool) * owned(layer) / std::max<int64_t>(sum, 1)),
+            static_cast<int32_t>(pool)};
+  }
+  int32_t take_own(int32_t layer, int64_t floor, const std::vector<int32_t>& order, ExpertKey* evicted,
+                   bool* flying) {
+    std::map<std::tuple<int64_t, int64_t, int32_t>, int32_t> worth;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const Slot& slot = slots[i];
+      if (slot.layer != layer || slot.mark >= floor) continue;
+      const auto at = std::find(order.begin(), order.end(), slot.expert);
+      const bool used = at != order.end();
+      worth[{used ? at - order.begin() : -1, used ? 0 : slot.mark, slot.expert}] = static_cast<int32_t>(i);
+    }
+    const int32_t victim = worth.begin()->second;
+    clear(victim, evicted, flying);
+    return victim;
+  }
+
+  Wave run(int32_t layer, const std::vector<int32_t>& experts, const std::vector<int32_t>* bulk = nullptr) {
     Wave wave;
     const int64_t now = ++clock_;
     CacheCounters& c = counters[static_cast<size_t>(layer)];
@@ -160,7 +237,9 @@ class Naive {
       if (lookup.hit) continue;
       ++c.misses;
       ExpertFetch fetch{lookup.expert, -1, {}, false};
-      fetch.slot = lookup.slot = take(layer, now, &fetch.evicted, &fetch.evicted_flying);
+      fetch.slot = lookup.slot = bulk && held(layer) >= bulk_room_
+                                     ? take_own(layer, now, *bulk, &fetch.evicted, &fetch.evicted_flying)
+                                     : take(layer, now, &fetch.evicted, &fetch.evicted_flying);
       slots[static_cast<size_t>(fetch.slot)] = {layer, lookup.expert, ++time_, now, 0};
       wave.fetches.push_back(fetch);
     }
@@ -199,6 +278,10 @@ class Naive {
       return slot;
     }
     const int32_t slot = victim(layer, floor);
+    clear(slot, evicted, flying);
+    return slot;
+  }
+  void clear(int32_t slot, ExpertKey* evicted, bool* flying) {
     Slot& gone = slots[static_cast<size_t>(slot)];
     *evicted = {gone.layer, gone.expert};
     *flying = gone.hint == 1;
@@ -206,10 +289,12 @@ class Naive {
     ++c.evictions;
     c.hints_wasted += gone.hint != 0;
     gone = {};
-    return slot;
   }
 
+  static constexpr int64_t kRetired = int64_t{1} << 40;  // before all that are not
+
   CacheConfig config_;
+  int32_t bulk_room_ = 0;
   Uses uses_;
   std::vector<std::vector<int32_t>> free_;
   std::map<std::pair<int32_t, int32_t>, int64_t> count_;

@@ -29,7 +29,7 @@ int32_t draw(int32_t low, int32_t high) {
 
 // One operation of a script; belady has to know all of them before the first.
 struct Operation {
-  enum Kind { kPreload, kStep, kResolve, kHint, kArrived, kForget } kind;
+  enum Kind { kPreload, kStep, kResolve, kRows, kHint, kArrived, kForget } kind;
   int32_t layer = 0;
   std::vector<int32_t> experts;
 };
@@ -40,6 +40,18 @@ std::vector<int32_t> some_experts(int32_t experts, int32_t count) {
   std::vector<int32_t> chosen;
   std::sample(all.begin(), all.end(), std::back_inserter(chosen), count, rng);  // keeps the order
   return chosen;
+}
+
+// The choices of many rows, some experts much more often than others, with holes.
+std::vector<int32_t> many_choices(int32_t owned, int32_t topk) {
+  std::vector<int32_t> ids;
+  for (int32_t row = draw(14, 40); row > 0; --row) {
+    for (int32_t k = 0; k < topk; ++k) {
+      const int32_t limit = draw(0, 2) ? std::max(1, owned / 3) : owned;
+      ids.push_back(owned == 0 || draw(0, 9) == 0 ? -1 : draw(0, limit - 1));
+    }
+  }
+  return ids;
 }
 
 std::vector<Operation> script(const CacheConfig& c, int32_t steps, bool hints) {
@@ -53,7 +65,11 @@ std::vector<Operation> script(const CacheConfig& c, int32_t steps, bool hints) {
       const int32_t owned = c.owned.empty() ? c.experts : c.owned[static_cast<size_t>(layer)];
       const int32_t topk = std::min(c.topk, owned), rows = draw(0, 5) ? 1 : draw(1, 8);
       const int32_t count = draw(0, 19) ? std::min(owned, draw(topk, topk * rows)) : draw(0, owned);
-      operations.push_back({Operation::kResolve, layer, some_experts(owned, count)});
+      if (draw(0, 3)) {
+        operations.push_back({Operation::kResolve, layer, some_experts(owned, count)});
+      } else {
+        operations.push_back({Operation::kRows, layer, many_choices(owned, c.topk)});
+      }
       while (hints && draw(0, 2) == 0) {
         const auto kind = std::array{Operation::kHint, Operation::kHint, Operation::kArrived,
                                      Operation::kForget}[static_cast<size_t>(draw(0, 3))];
@@ -72,9 +88,10 @@ Uses uses_of(const std::vector<Operation>& operations, const CacheConfig& c) {
   Uses uses(static_cast<size_t>(c.layers * c.experts));
   int64_t lookup = 0;
   for (const Operation& operation : operations) {
-    if (operation.kind != Operation::kResolve) continue;
-    for (const int32_t e : operation.experts)
-      uses[static_cast<size_t>(operation.layer * c.experts + e)].push_back(lookup);
+    if (operation.kind != Operation::kResolve && operation.kind != Operation::kRows) continue;
+    for (const int32_t e : std::set<int32_t>(operation.experts.begin(), operation.experts.end())) {
+      if (e >= 0) uses[static_cast<size_t>(operation.layer * c.experts + e)].push_back(lookup);
+    }
     ++lookup;
   }
   return uses;
@@ -95,7 +112,7 @@ bool same(const ExpertFetch& a, const ExpertFetch& b) {
 
 // What must hold of a look-up whatever the model says. `there`: the layer's experts before it.
 bool sound(const Operation& operation, std::span<const ExpertWave> waves, const std::set<int32_t>& there,
-           const ExpertCache& cache) {
+           const ExpertCache& cache, bool fewest_waves) {
   const size_t room = static_cast<size_t>(cache.slots(operation.layer));
   std::set<int32_t> seen;
   size_t fetched = 0;
@@ -126,7 +143,7 @@ bool sound(const Operation& operation, std::span<const ExpertWave> waves, const 
   const size_t hits = static_cast<size_t>(std::count_if(operation.experts.begin(), operation.experts.end(),
                                                         [&](int32_t e) { return there.contains(e); }));
   return seen == std::set<int32_t>(operation.experts.begin(), operation.experts.end()) &&
-         fetched == asked - hits && waves.size() == (room ? (asked + room - 1) / room : 0);
+         fetched == asked - hits && (!fewest_waves || waves.size() == (room ? (asked + room - 1) / room : 0));
 }
 
 bool agree(const ExpertCache& cache, const Naive& naive) {
@@ -153,14 +170,19 @@ bool apply(const Operation& o, ExpertCache& cache, Naive& naive) {
       cache.begin_step();
       naive.step();
       return true;
-    case Operation::kResolve: {
+    case Operation::kResolve:
+    case Operation::kRows: {
       std::set<int32_t> there;
       for (const Naive::Slot& slot : naive.slots) {
         if (slot.layer == o.layer) there.insert(slot.expert);
       }
-      const auto waves = cache.resolve(o.layer, o.experts);
-      const auto expected = naive.resolve(o.layer, o.experts);
-      bool ok = waves.size() == expected.size() && sound(o, waves, there, cache);
+      const bool rows = o.kind == Operation::kRows;
+      const auto waves = rows ? cache.resolve_rows(o.layer, o.experts) : cache.resolve(o.layer, o.experts);
+      const auto expected = rows ? naive.resolve_rows(o.layer, o.experts) : naive.resolve(o.layer, o.experts);
+      std::set<int32_t> asked(o.experts.begin(), o.experts.end());
+      asked.erase(-1);
+      const Operation distinct{o.kind, o.layer, {asked.begin(), asked.end()}};
+      bool ok = waves.size() == expected.size() && sound(distinct, waves, there, cache, !rows);
       for (size_t w = 0; ok && w < waves.size(); ++w) {
         ok = std::ranges::equal(waves[w].lookups, expected[w].lookups,
                                 [](auto& a, auto& b) { return same(a, b); }) &&
@@ -371,6 +393,42 @@ void by_hand() {
          "a hint that comes late");
 }
 
+// After a prompt each layer has its most used experts, and the next chunk of it finds them.
+void after_a_prompt() {
+  CacheConfig c;
+  c.layers = 4, c.experts = 12, c.topk = 2, c.slots = 14;
+  ExpertCache cache(c);
+  std::vector<int32_t> ids;  // expert e in about e rows, so that 9, 10 and 11 are the most used
+  for (int32_t e = 0; e < c.experts; ++e) ids.insert(ids.end(), static_cast<size_t>(e + 1), e);
+  for (int chunk = 0; chunk < 3; ++chunk) {
+    cache.begin_step();
+    for (int32_t layer = 0; layer < c.layers; ++layer) {
+      const int64_t before = cache.layer_counters()[static_cast<size_t>(layer)].misses;
+      const auto waves = cache.resolve_rows(layer, ids);
+      expect(waves[0].lookups.size() == 5 && waves[1].lookups.size() == 2,
+             "three that stay, and a pool of two");
+      const int64_t missed = cache.layer_counters()[static_cast<size_t>(layer)].misses - before;
+      expect(missed <= (chunk == 0 ? 12 : 9), "a chunk finds those of the one before");
+    }
+    for (int32_t layer = 0; layer < c.layers; ++layer) {
+      expect(cache.slot_of(layer, 11) >= 0, "each layer has its most used expert");
+      int32_t there = 0;
+      for (int32_t e = 6; e < c.experts; ++e) there += cache.slot_of(layer, e) >= 0;
+      expect(there >= 3, "and as many of the most used as it keeps");
+    }
+  }
+  cache.begin_step();
+  int32_t retired = 0;
+  for (int32_t e = 0; e < c.experts; ++e) retired += cache.slot_of(3, e) >= 0;
+  expect(retired == 5, "the last layer has the pool, too");
+  std::vector<int32_t> missing;
+  for (int32_t e = 0; missing.size() < 2; ++e) {
+    if (cache.slot_of(0, e) < 0) missing.push_back(e);
+  }
+  for (const ExpertFetch& fetch : cache.resolve(0, missing)[0].fetches)
+    expect(fetch.evicted.layer == 3, "the pool makes way before what the layers keep");
+}
+
 // Hints that know the future: before each look-up the next one's experts are hinted. They arrive at once, or too late.
 void perfect_hints() {
   CacheConfig c;
@@ -426,6 +484,7 @@ void speed() {
 }  // namespace
 
 int main() {
+  after_a_prompt();
   perfect_hints();
   speed();
   by_hand();

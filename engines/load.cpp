@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "experts/device_stream.h"
+#include "experts/slab_store.h"
 #include "experts/slot_state.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
@@ -196,6 +197,12 @@ glm5::Precision precision_for(const EngineOptions& options, const Backend& backe
   return {choose("prefill-precision", options.prefill_precision), choose("kv-dtype", options.kv_dtype)};
 }
 
+// Where experts come from that are in no slot. Looked at before anything large is read.
+std::unique_ptr<ExpertStore> expert_store(const EngineOptions& options, const glm5::Loader& loader) {
+  if (options.expert_slab.empty()) return loader.checkpoint_store();
+  return std::make_unique<SlabStore>(options.expert_slab, loader.slab_header());
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
@@ -203,6 +210,10 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   const std::string name = choose_backend(options.backend, &why);
   const glm5::Config config = glm5::read_config(options.fuel_dir);
   check_limits(options, config);
+  if (!options.expert_slab.empty() && !options.expert_cache.given()) {
+    throw InputError("expert slab: expected a cache of experts beside it, found none",
+                     "give --expert-cache-gib, --expert-slots or --slot-map");
+  }
   auto loader = std::make_unique<glm5::Loader>(config, options.fuel_dir, options.expert_cache.given());
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
   std::unique_ptr<Backend> backend = name == "cuda"
@@ -213,25 +224,32 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
   if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);
   Backend& on = *backend;
+  const bool on_host = on.memory().host();
+  std::unique_ptr<ExpertStore> store;
+  if (plan.cache && (on_host || plan.bank > 0)) store = expert_store(options, *loader);
+  if (store && !store->note().empty()) plan.choices.push_back(store->note());
+  if (!store && !options.expert_slab.empty())
+    plan.choices.push_back("expert slab: not read, as experts are loaded once, from the fuel's files");
   std::unique_ptr<glm5::LoadedWeights> weights;
   if (plan.bank > 0) {
     const int64_t choices = int64_t{rows} * config.num_experts_per_tok;
-    weights = loader->load_streamed(plan.cache->config, on.memory(), on.exec(), choices, options.progress);
-  } else if (plan.cache && on.memory().host()) {
-    weights = loader->load_streamed(plan.cache->config, options.progress);
+    weights = loader->load_streamed(plan.cache->config, std::move(store), on.memory(), on.exec(), choices,
+                                    options.progress);
+  } else if (store) {
+    weights = loader->load_streamed(plan.cache->config, std::move(store), options.progress);
   } else {
     // A loader that was made for a stream knows no mapped experts.
     if (plan.cache) loader = std::make_unique<glm5::Loader>(config, options.fuel_dir);
     weights = loader->load(on.memory(), options.progress);
   }
-  const std::string store = weights->stream ? weights->stream->store() : "";
+  const std::string store_name = weights->stream ? weights->stream->store() : "";
   auto model = std::make_unique<glm5::Glm5>(config, precision, std::move(weights), std::move(backend),
                                             plan.max_rows, plan.max_context);
   EngineInfo& info = model->info();
   info.fuel = options.fuel_dir;
   info.choices = plan.choices;
   if (plan.cache) {
-    info.expert_store = store;
+    info.expert_store = store_name;
     info.slot_bytes = plan.cache->slot_bytes;
     info.slots = plan.cache->slots;
     info.slots_requested = plan.cache->requested_slots;

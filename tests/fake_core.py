@@ -77,6 +77,7 @@ class CoreEngine:
         expert_cache_bytes,
         expert_slots,
         layer_slots,
+        expert_slab,
         progress,
     ):
         self._context = min(max_context or 8192, SCRIPT.get("max_context", 10**9))

@@ -37,7 +37,7 @@ uint64_t fingerprint_of(const Checkpoint& checkpoint) {
 
 Loader::Loader(const Config& config, const std::string& dir, bool streamed)
     : config_(config), streamed_(streamed), loaded_(std::make_unique<LoadedWeights>()) {
-  loaded_->checkpoint = std::make_unique<Checkpoint>(dir);
+  loaded_->checkpoint = std::make_shared<Checkpoint>(dir);
   for (const auto& file : loaded_->checkpoint->files()) {
     if (!file->sparse()) continue;
     throw FuelError(file->path() + ": this fuel is hollow: its files have names and shapes but no data",
@@ -263,19 +263,20 @@ std::unique_ptr<LoadedWeights> Loader::load(MemorySpace& memory, const WeightLoa
   load_host(progress);
   if (!memory.host()) {
     move_experts(memory);
+    loaded_->checkpoint->check_unchanged();  // experts were read where they lie
     move_dense(memory);
   }
   return std::move(loaded_);
 }
 
 std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
+                                                     std::unique_ptr<ExpertStore> store,
                                                      const WeightLoader::Progress& progress) {
   load_host(progress);
   std::vector<std::span<ExpertWeights>> tables;
   for (LayerWeights& layer : loaded_->weights.layer) {
     if (!layer.moe.experts.empty()) tables.emplace_back(layer.moe.experts);
   }
-  auto store = std::make_unique<CheckpointStore>(*loaded_->checkpoint, std::move(sources_));
   loaded_->stream = std::make_unique<HostStream>(cache, std::move(store), std::move(tables));
   loaded_->weights.experts_in_place = false;
   return std::move(loaded_);

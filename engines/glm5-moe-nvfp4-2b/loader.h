@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "experts/device_stream.h"
+#include "experts/slab.h"
 #include "experts/store.h"
 #include "experts/stream.h"
 #include "fuel/checkpoint.h"
@@ -21,7 +22,7 @@ namespace rocket::glm5 {
 
 // Weights and what they point into.
 struct LoadedWeights {
-  std::unique_ptr<Checkpoint> checkpoint;
+  std::shared_ptr<Checkpoint> checkpoint;
   Arena arena;                           // dense weights
   std::deque<std::vector<float>> small;  // norms, biases, taps, as float32, where the ops are the host's
   Arena moved;                           // norms, biases, taps and expert tables, where they are not
@@ -46,13 +47,18 @@ class Loader {
   // Once. Into the host's memory, experts used where they lie; or into another space, all experts resident.
   std::unique_ptr<LoadedWeights> load(MemorySpace& memory, const WeightLoader::Progress& progress);
   // Into the host's memory, experts in a cache; for a loader that was made for it.
-  std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache,
+  std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache, std::unique_ptr<ExpertStore> store,
                                                const WeightLoader::Progress& progress);
   // Into a device's memory, experts in a cache there, and all of them in the host's memory. choices: of all rows of a
   // step in a layer, at most.
-  std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache, MemorySpace& memory,
-                                               const Exec& exec, int64_t choices,
+  std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache, std::unique_ptr<ExpertStore> store,
+                                               MemorySpace& memory, const Exec& exec, int64_t choices,
                                                const WeightLoader::Progress& progress);
+
+  // Of a loader that was made for streaming, before load_streamed(): where experts come from.
+  std::unique_ptr<ExpertStore> checkpoint_store() const;
+  std::vector<std::span<const ExpertWeights>> expert_tables() const;  // of each MoE layer
+  SlabHeader slab_header() const;                                     // what the fuel's slab has to look like
 
  private:
   void bind(const std::string& name, int64_t out, int64_t in, Weight* to);
@@ -72,6 +78,7 @@ class Loader {
   void move_dense(MemorySpace& memory);
   void move_experts(MemorySpace& memory);
   std::vector<BankPiece> file_order() const;
+  std::vector<BankPiece> bank_order(const ExpertStore& store) const;
 
   struct Expansion {
     int handle;

@@ -77,8 +77,20 @@ std::vector<BankPiece> Loader::file_order() const {
   return order;
 }
 
+// Of a store that has each expert in one piece, experts lie in order.
+std::vector<BankPiece> Loader::bank_order(const ExpertStore& store) const {
+  if (store.pieces() > 1) return file_order();
+  std::vector<BankPiece> order;
+  for (size_t layer = 0; layer < sources_.size(); ++layer) {
+    for (size_t e = 0; e < sources_[layer].experts.size(); ++e)
+      order.push_back({static_cast<int32_t>(layer), static_cast<int32_t>(e), 0});
+  }
+  return order;
+}
+
 // Dense weights first: their place in the host's memory is free again before the bank takes its own.
-std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache, MemorySpace& memory,
+std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
+                                                     std::unique_ptr<ExpertStore> store, MemorySpace& memory,
                                                      const Exec& exec, int64_t choices,
                                                      const WeightLoader::Progress& progress) {
   std::vector<std::vector<ExpertWeights>> experts;
@@ -97,9 +109,8 @@ std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache, M
   };
   load_host(part(0));
   move_dense(memory);
-  const std::vector<BankPiece> order = file_order();
-  const CheckpointStore store(*loaded_->checkpoint, std::move(sources_));
-  auto bank = std::make_unique<HostBank>(tables, store, order, pinned_bank_memory(), *exec.pool, part(dense));
+  auto bank = std::make_unique<HostBank>(tables, *store, bank_order(*store), pinned_bank_memory(), *exec.pool,
+                                         part(dense));
   DeviceExperts device = make_device_stream(cache, tables, std::move(bank), memory, exec, choices);
   loaded_->stream = std::move(device.stream);
   for (size_t i = 0; i < layers.size(); ++i) layers[i]->resident = device.tables[i];

@@ -12,9 +12,11 @@ void Glm5::forward(const StepPlan& plan) {
                          step.first_logit,  step.embedding != nullptr,
                          plan.tensor_cores, step.sampling != nullptr};
   known_bad_.clear();
-  if (stream_) stream_->begin_step();
+  if (stream_ && !plan.continues) stream_->begin_step();
   if (trace_) trace_rows(plan);
   backend_->run(key, [&] { pass(step); });
+  if (weights_->experts_in_place)
+    loaded_->checkpoint->check_unchanged();  // before anybody sees what came of it
   if (trace_) {
     trace_->end_step();
     trace_->flush();

@@ -60,12 +60,13 @@ class CoreEngine:
         expert_cache_bytes: int = 0,
         expert_slots: int = 0,
         layer_slots: Sequence[int] = (),
+        expert_slab: str = "",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load.
 
         At most one of the next three asks for a bounded cache of routed experts: its bytes, its slots, or the
-        slots of each MoE layer."""
+        slots of each MoE layer. ``expert_slab`` is the folder of the fuel's slab, which then fills it."""
 
     def info(self) -> dict[str, Any]:
         """The fields of EngineInfo (src/runtime/engine.h)."""
@@ -145,6 +146,25 @@ def read_headers(dir: str) -> list[dict[str, Any]]:
     """Checked safetensors headers of a checkpoint directory, one dict a file: ``file, bytes, sparse,
     tensors`` with tensors as ``(name, dtype, shape, offset, bytes)`` in file order. Reads no weights."""
 
+class FuelSlab:
+    """A fuel's experts in one file (src/experts/slab.h), in a folder. ``written()`` throws for a slab that is
+    not this fuel's or not whole."""
+
+    def __init__(self, fuel_dir: str, slab_dir: str) -> None: ...
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    def written(self) -> bool: ...
+    def write(self, progress: Callable[[int, int], None] | None = None) -> None: ...
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None: ...
+
 def read_config(dir: str) -> dict[str, Any]:
     """The fields of glm5::Config after all defaults are applied."""
 
@@ -160,9 +180,11 @@ def replay_routing(
     layer_slots: Sequence[int] = (),
     owned: Sequence[int] = (),
     policy: str = "lru",
+    many_rows: bool = True,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], list[int], int]:
     """Steps of routed rows through an empty ExpertCache (src/experts/cache.h): look-ups and misses ``[steps,
-    layers]``, evictions of each layer, slots delivered. ids: ``[rows, layers, top-k]``, -1 is skipped."""
+    layers]``, evictions of each layer, ids: ``[rows, layers, top-k]``, -1 is skipped. Without
+    ``many_rows`` look-ups of many rows are as any."""
 
 class TraceWriter:
     """A compact routing trace (src/experts/trace.h)."""

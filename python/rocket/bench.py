@@ -17,7 +17,7 @@ from rocket.bench_host import host
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import UsageError
-from rocket.expert_options import GIB_HELP, MAP_HELP, SLOTS_HELP, ExpertCache
+from rocket.expert_options import GIB_HELP, MAP_HELP, SLAB_HELP, SLOTS_HELP, ExpertCache
 from rocket.fuel import random_fuel, resolve
 from rocket.loading import load_engine
 from rocket.options import (
@@ -182,6 +182,7 @@ def decode(
     expert_cache_gib: Annotated[float | None, number(GIB_HELP)] = None,
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
+    expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
     as_json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
 ) -> int:
@@ -191,7 +192,7 @@ def decode(
     """
     check_computing(backend, prefill_precision, kv_dtype)
     check_integer("--threads", threads, 0)
-    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab)
     experts.check()
     for option, value in (
         ("--prompt", prompt),

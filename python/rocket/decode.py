@@ -5,7 +5,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from rocket.errors import run_command_line
-from rocket.expert_options import GIB_HELP, MAP_HELP, SLOTS_HELP, TRACE_HELP, ExpertCache, check_trace_name
+from rocket.expert_options import (
+    GIB_HELP,
+    MAP_HELP,
+    SLAB_HELP,
+    SLOTS_HELP,
+    TRACE_HELP,
+    ExpertCache,
+    check_trace_name,
+)
 from rocket.options import (
     KV_HELP,
     MAX_CHUNK,
@@ -70,6 +78,7 @@ def decode(
     expert_cache_gib: Annotated[float | None, number(GIB_HELP)] = None,
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
+    expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
     stats: Annotated[
         float | None, number("Print what the cache of experts did every N seconds.", "N")
     ] = None,
@@ -109,7 +118,7 @@ def decode(
         check_integer("--prefill-chunk", prefill_chunk, 1, MAX_CHUNK)
     if logits_out is not None:
         check_output_name("--logits-out", logits_out)
-    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab)
     experts.check()
     if stats is not None:
         check_real("--stats", stats, 0, 86400, with_low=False)

@@ -110,8 +110,8 @@ class Engine:
     ``fuel`` is a directory or a name. ``backend`` is auto, cpu or cuda; 0 leaves a number to the engine.
     ``prefill_precision`` and ``kv_dtype`` (of the latent KV) are auto, f32 or bf16; the CPU computes in f32.
     One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
-    routed experts in a cache of that size over the fuel's files, or on a GPU over the host's memory; without
-    any all are in place or resident.
+    routed experts in a cache of that size over the fuel's files, or over the slab in the folder
+    ``expert_slab``, or on a GPU over the host's memory; without any all are in place or resident.
     ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
     DeviceError.
     """
@@ -130,6 +130,7 @@ class Engine:
         expert_cache_gib: float = 0.0,
         expert_slots: int = 0,
         slot_map: str | Path | Mapping[Any, int] | None = None,
+        expert_slab: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.folder = resolve(str(fuel))
@@ -154,6 +155,7 @@ class Engine:
             expert_cache_bytes=math.ceil(expert_cache_gib * GIB),
             expert_slots=expert_slots,
             layer_slots=slots_of_layers,
+            expert_slab="" if expert_slab is None else str(expert_slab),
             progress=progress,
         )
         _open_engines.add(self)

@@ -21,16 +21,18 @@ GIB_HELP = (
 )
 SLOTS_HELP = "The same, for N experts of all layers together."
 MAP_HELP = 'The same, with slots for each MoE layer: {"per_layer": {"3": 176, …}}.'
+SLAB_HELP = "Fill the cache of experts from this slab, which rocket fuel slab has written."
 TRACE_HELP = "Record the experts of every token fed, as rocket trace reads them."
 
 
 @dataclass(frozen=True)
 class ExpertCache:
-    """What is asked of the cache of experts: at most one of the three."""
+    """What is asked of the cache of experts: at most one of the first three."""
 
     gib: float | None = None
     slots: int | None = None
     slot_map: str | None = None
+    slab: str | None = None
 
     def check(self) -> None:
         """Throws UsageError for what can be seen before a fuel is looked at."""
@@ -44,6 +46,13 @@ class ExpertCache:
             raise UsageError(
                 f"expected at most one of {', '.join(named)}, found {' and '.join(given)}", "give one of them"
             )
+        if self.slab is not None and not given:
+            raise UsageError(
+                f"--expert-slab: expected one of {', '.join(named)} beside it, found none",
+                "give the size of the cache that the slab shall fill",
+            )
+        if self.slab == "":
+            raise UsageError("--expert-slab: expected a folder, found nothing", "give the slab's folder")
         if self.gib is not None:
             check_real("--expert-cache-gib", self.gib, 0, MAX_CACHE_GIB, with_low=False)
         if self.slots is not None:
@@ -55,6 +64,7 @@ class ExpertCache:
             "expert_cache_gib": self.gib or 0.0,
             "expert_slots": self.slots or 0,
             "slot_map": self.slot_map,
+            "expert_slab": self.slab,
         }
 
 

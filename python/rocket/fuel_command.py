@@ -16,6 +16,7 @@ from rocket.hollow import disk_bytes, write_hollow
 from rocket.manifest import Manifest, ManifestFile, find_manifest, json_schema, known_manifests, read_manifest
 from rocket.options import flag, string
 from rocket.report import counted
+from rocket.slab_command import slab
 from rocket.validate import Weights, compare, fix, require_consistent, require_same_model, written
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A manifest: a name or a file.")]
@@ -179,6 +180,6 @@ def schema() -> int:
 def register(app: typer.Typer) -> None:
     fuel = typer.Typer(help="Manifests, weight formats, hollow fuels.")
     fuel.command("list")(list_fuels)
-    for command in (show, validate, hollow, schema):
+    for command in (show, validate, hollow, slab, schema):
         fuel.command()(command)
     app.add_typer(fuel, name="fuel")

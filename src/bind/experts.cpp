@@ -42,7 +42,7 @@ void check_steps(const Ids& ids, const Numbers& step_ends) {
 // (look-ups [steps, layers], misses [steps, layers], evictions [layers], slots delivered)
 py::tuple replay_routing(const Ids& ids, const Numbers& step_ends, int32_t experts, int32_t topk,
                          int64_t slots, std::vector<int64_t> layer_slots, std::vector<int32_t> owned,
-                         const std::string& policy) {
+                         const std::string& policy, bool many_rows) {
   check_steps(ids, step_ends);
   CacheConfig config;
   config.layers = static_cast<int32_t>(ids.shape(1));
@@ -52,6 +52,7 @@ py::tuple replay_routing(const Ids& ids, const Numbers& step_ends, int32_t exper
   config.layer_slots = std::move(layer_slots);
   config.owned = std::move(owned);
   config.policy = policy;
+  config.many_rows = many_rows;
   const py::ssize_t steps = step_ends.size();
   const RoutingView routing{ids.data(),
                             {step_ends.data(), static_cast<size_t>(steps)},
@@ -143,7 +144,7 @@ void add_experts(py::module_& m) {
   m.def("replay_routing", &replay_routing, py::arg("ids"), py::arg("step_ends"), py::kw_only(),
         py::arg("experts"), py::arg("topk"), py::arg("slots") = 0,
         py::arg("layer_slots") = std::vector<int64_t>{}, py::arg("owned") = std::vector<int32_t>{},
-        py::arg("policy") = "lru");
+        py::arg("policy") = "lru", py::arg("many_rows") = true);
   m.def("read_trace", &read_trace, py::arg("path"));
   py::class_<TraceWriter>(m, "TraceWriter")
       .def(py::init([](const std::string& path, std::vector<int32_t> layers, int32_t experts, int32_t topk,

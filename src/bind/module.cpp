@@ -15,6 +15,7 @@
 #include "bind/engine.h"
 #include "bind/experts.h"
 #include "bind/fuel.h"
+#include "bind/slab.h"
 #include "ops/table.h"
 #include "runtime/device.h"
 #include "runtime/device_rates.h"
@@ -115,6 +116,7 @@ PYBIND11_MODULE(_core, m) {
   add_engine(m);
   add_fuel(m);
   add_experts(m);
+  add_slab(m);
   m.def(
       "read_rate_gb_s",
       [](int64_t bytes, int threads, double seconds) {

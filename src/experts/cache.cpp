@@ -102,7 +102,11 @@ PolicyShape ExpertCache::policy_shape(const CacheConfig& config) {
 }
 
 ExpertCache::ExpertCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy)
-    : experts_(config.experts), budgets_(!config.layer_slots.empty()), first_(group_slots(config)) {
+    : experts_(config.experts),
+      topk_(config.topk),
+      budgets_(!config.layer_slots.empty()),
+      first_(group_slots(config)) {
+  if (!policy && config.policy == "lru" && config.many_rows) shares_ = shares_of(config, first_);
   policy_ = policy ? std::move(policy) : make_policy(config.policy, policy_shape(config));
   for (size_t group = 0; group + 1 < first_.size(); ++group) {
     std::vector<int32_t>& free = free_.emplace_back(static_cast<size_t>(first_[group + 1] - first_[group]));
@@ -112,6 +116,7 @@ ExpertCache::ExpertCache(const CacheConfig& config, std::unique_ptr<EvictionPoli
   mark_.resize(held_.size());
   slot_.assign(static_cast<size_t>(config.layers) * static_cast<size_t>(config.experts), -1);
   counters_.resize(static_cast<size_t>(config.layers));
+  layer_held_.resize(static_cast<size_t>(config.layers));
   seen_.resize(static_cast<size_t>(config.experts));
 }
 
@@ -152,18 +157,22 @@ std::span<const ExpertWave> ExpertCache::resolve(int32_t layer, std::span<const 
   check_lookup(layer, experts);
   policy_->begin(group(layer));
   split_waves(layer, experts);
+  run_waves(layer, experts.size(), false);
+  return waves_;
+}
+
+void ExpertCache::run_waves(int32_t layer, size_t experts, bool bulk) {
   fetches_.clear();
-  fetches_.reserve(experts.size());  // waves point into it
+  fetches_.reserve(experts);  // waves point into it
   waves_.clear();
   size_t begin = 0;
   for (const size_t end : wave_ends_) {
     const size_t fetched = fetches_.size();
     const std::span<ExpertLookup> lookups = std::span(lookups_).subspan(begin, end - begin);
-    run_wave(layer, lookups);
+    run_wave(layer, lookups, bulk);
     waves_.push_back({lookups, {fetches_.data() + fetched, fetches_.size() - fetched}});
     begin = end;
   }
-  return waves_;
 }
 
 // Fills lookups_, wave after wave, and wave_ends_.
@@ -191,7 +200,7 @@ void ExpertCache::split_waves(int32_t layer, std::span<const int32_t> experts) {
   }
 }
 
-void ExpertCache::run_wave(int32_t layer, std::span<ExpertLookup> lookups) {
+void ExpertCache::run_wave(int32_t layer, std::span<ExpertLookup> lookups, bool bulk) {
   const int32_t g = group(layer);
   const int64_t now = ++clock_;
   for (ExpertLookup& lookup : lookups) {
@@ -205,7 +214,8 @@ void ExpertCache::run_wave(int32_t layer, std::span<ExpertLookup> lookups) {
     ++counters_[static_cast<size_t>(layer)].misses;
     ExpertFetch fetch{lookup.expert, -1, {}, false};
     // Never without a slot: a wave has at most as many experts as the group has slots.
-    fetch.slot = lookup.slot = take_slot(g, now, &fetch.evicted, &fetch.evicted_flying);
+    fetch.slot = lookup.slot = bulk ? take_bulk_slot(layer, now, &fetch.evicted, &fetch.evicted_flying)
+                                    : take_slot(g, now, &fetch.evicted, &fetch.evicted_flying);
     fill(g, fetch.slot, key(layer, lookup.expert), Hint::kNone);
     fetches_.push_back(fetch);
   }
@@ -241,6 +251,7 @@ void ExpertCache::fill(int32_t g, int32_t slot, int32_t key, Hint hint) {
   held_[static_cast<size_t>(slot)] = {key, hint};
   mark_[static_cast<size_t>(slot)] = clock_;
   slot_[static_cast<size_t>(key)] = slot;
+  ++layer_held_[static_cast<size_t>(key / experts_)];
   ++resident_;
   policy_->insert(g, slot, key);
 }
@@ -253,6 +264,7 @@ ExpertKey ExpertCache::evict(int32_t g, int32_t slot) {
   if (held.hint != Hint::kNone) ++counters.hints_wasted;
   slot_[static_cast<size_t>(held.key)] = -1;
   held = {};
+  --layer_held_[static_cast<size_t>(gone.layer)];
   --resident_;
   policy_->remove(g, slot);
   return gone;
@@ -306,6 +318,7 @@ void ExpertCache::forget(int32_t layer, int32_t expert) {
   if (held.hint != Hint::kNone) ++counters_[static_cast<size_t>(layer)].hints_wasted;
   slot_[static_cast<size_t>(held.key)] = -1;
   held = {};
+  --layer_held_[static_cast<size_t>(layer)];
   --resident_;
   policy_->remove(g, slot);
   free_[static_cast<size_t>(g)].push_back(slot);

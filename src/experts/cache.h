@@ -17,6 +17,19 @@
 // be, in ceil(experts / slots) waves. A later wave takes slots from earlier ones: its bytes may only be written when
 // these have been computed with.
 //
+// Many rows. A prompt's chunk takes nearly every expert of every layer: looked up like that, each layer would push out
+// the others, and the cache would end with the last layer's experts, whatever they are worth. So, with lru, a look-up of
+// more than 16 rows (resolve_rows) goes through a pool of P = max(top-k, min(experts a layer, slots / 8)) slots beside
+// what the layer keeps, K = (slots - P) in proportion to the experts that it owns (slots: all, or the layer's budget):
+//   1. Experts are ranked by the number of rows that chose them; of equals the lower id is the more used. Misses come
+//      in that order, the least used first.
+//   2. The first wave has all hits, and misses until it has R = max(what the layer holds, K + P); further ones have P.
+//   3. While the layer holds fewer than R, a miss takes a free slot or the victim, as above. Then it takes the layer's
+//      own: of an expert that the look-up does not use (the longest unused, then the lowest id), else the least used.
+//   4. At the end the K most used that are there are stamped in that order: the most used are the most recent. The
+//      others are retired: they make way before all that are not, in the order in which they were.
+// So after a prompt each layer has its most used experts, and a chunk finds those of the chunk before it.
+//
 // Hints are apart from demand: hint() may give a slot to an expert that may be wanted soon. It evicts nothing that the
 // current step has used or had hinted, nor a hinted expert that is still on its way. An expert that is there already
 // is kept from other hints of the step, and with lru counts as recently used. No hint counts as a hit or a miss; a
@@ -42,6 +55,7 @@ struct CacheConfig {
   std::vector<int64_t> layer_slots;  // [layers], or empty
   std::vector<int32_t> owned;        // [layers]: how many experts can be asked for; empty = all
   std::string policy = "lru";        // lru | lfu | lfru
+  bool many_rows = true;             // whether look-ups of many rows are apart (above), or as any
 };
 
 struct ExpertKey {
@@ -99,6 +113,8 @@ class ExpertCache {
   void begin_step();
   // The waves, and what they point to, are valid until the next call. Throws InputError.
   std::span<const ExpertWave> resolve(int32_t layer, std::span<const int32_t> experts);
+  // The same for the choices [rows, topk] of all rows of a step, -1 is skipped.
+  std::span<const ExpertWave> resolve_rows(int32_t layer, std::span<const int32_t> ids);
   // The distinct experts of a list of choices, ascending; -1 is skipped. Valid until the next call.
   std::span<const int32_t> distinct(std::span<const int32_t> ids);
 
@@ -123,6 +139,7 @@ class ExpertCache {
   CacheWindow window();  // what was counted since the last call
 
  private:
+  static constexpr int32_t kFewRows = 16;
   enum class Hint : uint8_t { kNone, kFlying, kArrived };
   struct Held {
     int32_t key = -1;
@@ -134,13 +151,22 @@ class ExpertCache {
   void check(int32_t layer, int32_t expert) const;
   void check_lookup(int32_t layer, std::span<const int32_t> experts) const;
   void split_waves(int32_t layer, std::span<const int32_t> experts);
-  void run_wave(int32_t layer, std::span<ExpertLookup> lookups);
+  void run_waves(int32_t layer, size_t experts, bool bulk);
+  void run_wave(int32_t layer, std::span<ExpertLookup> lookups, bool bulk);
   void count_hit(int32_t layer, ExpertLookup& lookup);
   int32_t take_slot(int32_t group, int64_t floor, ExpertKey* evicted, bool* flying);
   void fill(int32_t group, int32_t slot, int32_t key, Hint hint);
   ExpertKey evict(int32_t group, int32_t slot);
 
-  int32_t experts_;
+  // Of look-ups of many rows (cache_bulk.cpp).
+  void rank_by_use(std::span<const int32_t> ids, std::span<const int32_t> experts);
+  void split_bulk(int32_t layer, std::span<const int32_t> experts);
+  int32_t own_victim(int32_t layer, int64_t floor) const;
+  int32_t take_bulk_slot(int32_t layer, int64_t floor, ExpertKey* evicted, bool* flying);
+  void settle_bulk(int32_t layer);
+  int32_t held_of(int32_t layer) const { return layer_held_[static_cast<size_t>(layer)]; }
+
+  int32_t experts_, topk_;
   bool budgets_;
   std::unique_ptr<EvictionPolicy> policy_;
   std::vector<int32_t> first_;              // [groups + 1] first slot of each group
@@ -148,6 +174,12 @@ class ExpertCache {
   std::vector<Held> held_;                  // [slots]
   std::vector<int64_t> mark_;               // [slots] when it was last used or filled
   std::vector<int32_t> slot_;               // [layers * experts], -1 = not there
+  std::vector<int32_t> layer_held_;         // [layers] experts that are there
+  struct Share {
+    int32_t kept = 0, pool = 0;  // K and P above
+  };
+  static std::vector<Share> shares_of(const CacheConfig& config, const std::vector<int32_t>& first);
+  std::vector<Share> shares_;  // [layers]; empty: look-ups of many rows are as any
   int32_t resident_ = 0;
   int64_t clock_ = 0, step_floor_ = 0;  // a tick a wave and a step
   int64_t steps_ = 0;
@@ -160,6 +192,9 @@ class ExpertCache {
   std::vector<ExpertWave> waves_;
   std::vector<size_t> wave_ends_;
   std::vector<int32_t> misses_, distinct_;
+  int32_t bulk_room_ = 0;  // R above
+  std::vector<int32_t> ranked_,
+      rank_;  // experts of a look-up of many rows, the least used first; and back, -1: none
   std::vector<bool> seen_;
 };
 

@@ -30,7 +30,7 @@ HostBank::HostBank(const Tables& tables, const ExpertStore& store, std::span<con
     take(progress);
     fill(store, order, pool, progress);
   } catch (...) {
-    give_back();
+    if (!store.hung()) give_back();  // else a read may still write there
     throw;
   }
 }
@@ -64,6 +64,7 @@ void HostBank::fill(const ExpertStore& store, std::span<const BankPiece> order, 
   };
   const auto bytes = [&](const BankPiece& p) {
     const SlotLayout& layout = layouts_[index(p)];
+    if (store.pieces() == 1) return layout.stored_bytes();
     return layout.data_bytes[static_cast<size_t>(p.piece)] + layout.scale_bytes[static_cast<size_t>(p.piece)];
   };
   for (size_t first = 0, end = 0; first < order.size(); first = end) {

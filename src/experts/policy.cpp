@@ -11,44 +11,61 @@
 namespace rocket {
 namespace {
 
-// Rings through arrays: every operation is O(1). Marks never fall from the oldest to the newest slot of a ring, so
-// the oldest alone tells whether all are guarded.
+// Rings through arrays: every operation is O(1), but for the retired slots that a victim is looked for behind. They are
+// the oldest of a ring; behind them marks never fall from older to newer slots, so that one tells of all.
 class Lru final : public EvictionPolicy {
  public:
   explicit Lru(const PolicyShape& shape)
-      : slots_(shape.slots), next_(static_cast<size_t>(shape.slots + shape.groups)), previous_(next_) {
+      : slots_(shape.slots),
+        next_(static_cast<size_t>(shape.slots + shape.groups)),
+        previous_(next_),
+        retired_(static_cast<size_t>(shape.slots)),
+        last_retired_(static_cast<size_t>(shape.groups)) {
     for (int32_t group = 0; group < shape.groups; ++group)
-      at(next_, head(group)) = at(previous_, head(group)) = head(group);
+      at(next_, head(group)) = at(previous_, head(group)) = at(last_retired_, group) = head(group);
   }
   void hold(int32_t group, int32_t slot) override { use(group, slot); }
   void insert(int32_t group, int32_t slot, int32_t) override { link(group, slot); }
   void use(int32_t group, int32_t slot) override {
-    unlink(slot);
+    unlink(group, slot);
     link(group, slot);
   }
-  void remove(int32_t, int32_t slot) override { unlink(slot); }
+  void retire(int32_t group, int32_t slot) override {
+    unlink(group, slot);
+    link_before(at(next_, at(last_retired_, group)), slot);
+    retired_[static_cast<size_t>(slot)] = true;
+    at(last_retired_, group) = slot;
+  }
+  void remove(int32_t group, int32_t slot) override { unlink(group, slot); }
   int32_t victim(int32_t group, const SlotGuard& guard) const override {
-    const int32_t oldest = next_[static_cast<size_t>(head(group))];
+    int32_t oldest = next_[static_cast<size_t>(head(group))];
+    while (oldest != head(group) && retired_[static_cast<size_t>(oldest)] && guard.holds(oldest))
+      oldest = next_[static_cast<size_t>(oldest)];
     return oldest == head(group) || guard.holds(oldest) ? -1 : oldest;
   }
 
  private:
   int32_t head(int32_t group) const { return slots_ + group; }
   static int32_t& at(std::vector<int32_t>& links, int32_t i) { return links[static_cast<size_t>(i)]; }
-  void link(int32_t group, int32_t slot) {  // as the newest
-    const int32_t h = head(group), newest = at(previous_, h);
-    at(next_, newest) = slot;
-    at(previous_, slot) = newest;
-    at(next_, slot) = h;
-    at(previous_, h) = slot;
+  void link(int32_t group, int32_t slot) { link_before(head(group), slot); }  // as the newest
+  void link_before(int32_t newer, int32_t slot) {
+    const int32_t older = at(previous_, newer);
+    at(next_, older) = slot;
+    at(previous_, slot) = older;
+    at(next_, slot) = newer;
+    at(previous_, newer) = slot;
   }
-  void unlink(int32_t slot) {
+  void unlink(int32_t group, int32_t slot) {
+    if (at(last_retired_, group) == slot) at(last_retired_, group) = at(previous_, slot);
+    retired_[static_cast<size_t>(slot)] = false;
     at(next_, at(previous_, slot)) = at(next_, slot);
     at(previous_, at(next_, slot)) = at(previous_, slot);
   }
 
   int32_t slots_;
   std::vector<int32_t> next_, previous_;  // of each slot, then of each group's head; next = towards newer
+  std::vector<bool> retired_;             // [slots]
+  std::vector<int32_t> last_retired_;     // [groups] the newest of them; none: the head
 };
 
 // Slots in order of (score, time of last use): the lowest makes way first.

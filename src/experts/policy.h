@@ -35,8 +35,9 @@ struct SlotGuard {
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
-  virtual void begin(int32_t /*group*/) {}                   // a layer is about to be looked up
-  virtual void hold(int32_t /*group*/, int32_t /*slot*/) {}  // marked anew without a use, which may follow
+  virtual void begin(int32_t /*group*/) {}                     // a layer is about to be looked up
+  virtual void hold(int32_t /*group*/, int32_t /*slot*/) {}    // marked anew without a use, which may follow
+  virtual void retire(int32_t /*group*/, int32_t /*slot*/) {}  // makes way before all that were not retired
   virtual void insert(int32_t group, int32_t slot,
                       int32_t key) = 0;               // a free slot was filled, by demand or a hint
   virtual void use(int32_t group, int32_t slot) = 0;  // demanded: once a look-up

@@ -59,10 +59,11 @@ ReplayCounts replay(const RoutingView& routing, const CacheConfig& config) {
   counts.slots = cache.slots();
   each_lookup(routing, [&](size_t, size_t layer, const std::vector<int32_t>& choices) {
     if (layer == 0) cache.begin_step();
-    const std::span<const int32_t> experts = cache.distinct(choices);
     const int64_t before = cache.layer_counters()[layer].misses;
-    cache.resolve(static_cast<int32_t>(layer), experts);
-    counts.lookups.push_back(static_cast<int32_t>(experts.size()));
+    size_t experts = 0;
+    for (const ExpertWave& wave : cache.resolve_rows(static_cast<int32_t>(layer), choices))
+      experts += wave.lookups.size();
+    counts.lookups.push_back(static_cast<int32_t>(experts));
     counts.misses.push_back(static_cast<int32_t>(cache.layer_counters()[layer].misses - before));
   });
   counts.layers = cache.layer_counters();

@@ -31,6 +31,10 @@ HostStream::HostStream(const CacheConfig& config, std::unique_ptr<ExpertStore> s
   slots_base_ = static_cast<char*>(slots_.take_bytes(bytes));
 }
 
+HostStream::~HostStream() {
+  if (store_->hung()) keep_forever(std::move(slots_));
+}
+
 void HostStream::begin_step() {
   forget_missing();
   cache_.begin_step();
@@ -46,7 +50,7 @@ int32_t HostStream::find(int32_t layer, std::span<const int32_t> ids, Exec&) {
   forget_missing();
   layer_ = layer;
   ids_ = ids;
-  waves_ = cache_.resolve(layer, cache_.distinct(ids));
+  waves_ = cache_.resolve_rows(layer, ids);
   for (const ExpertWave& wave : waves_) {
     for (const ExpertFetch& fetch : wave.fetches) missing_.push_back({layer, fetch.expert});
   }
@@ -54,22 +58,19 @@ int32_t HostStream::find(int32_t layer, std::span<const int32_t> ids, Exec&) {
   return std::max(1, static_cast<int32_t>(waves_.size()));
 }
 
-void HostStream::bring(std::span<const ExpertFetch> fetches, ThreadPool& pool) {
+void HostStream::bring(std::span<const ExpertFetch> fetches) {
   if (fetches.empty()) return;
   const auto start = std::chrono::steady_clock::now();
   const std::vector<SlotLayout>& layouts = layouts_[static_cast<size_t>(layer_)];
-  const int64_t pieces = store_->pieces();
-  pool.loop(static_cast<int64_t>(fetches.size()) * pieces, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      const ExpertFetch& fetch = fetches[static_cast<size_t>(i / pieces)];
-      store_->fetch(layer_, fetch.expert, static_cast<int32_t>(i % pieces),
-                    layouts[static_cast<size_t>(fetch.expert)], slot(fetch.slot));
-    }
-  });
+  reads_.clear();
+  for (const ExpertFetch& fetch : fetches) {
+    reads_.push_back({fetch.expert, &layouts[static_cast<size_t>(fetch.expert)], slot(fetch.slot)});
+  }
+  store_->fetch_all(layer_, reads_);
   fetch_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-const int32_t* HostStream::fetch(int32_t index, Exec& exec) {
+const int32_t* HostStream::fetch(int32_t index, Exec&) {
   if (waves_.empty()) return ids_.data();
   const ExpertWave& wave = waves_[static_cast<size_t>(index)];
   const std::vector<SlotLayout>& layouts = layouts_[static_cast<size_t>(layer_)];
@@ -80,7 +81,7 @@ const int32_t* HostStream::fetch(int32_t index, Exec& exec) {
     const size_t l = static_cast<size_t>(old.layer), e = static_cast<size_t>(old.expert);
     place_in_slot(layouts_[l][e], nullptr, &tables_[l][e]);
   }
-  bring(wave.fetches, *exec.pool);
+  bring(wave.fetches);
   for (const ExpertFetch& fetch : wave.fetches) {
     const SlotLayout& layout = layouts[static_cast<size_t>(fetch.expert)];
     place_in_slot(layout, slot(fetch.slot), &table[static_cast<size_t>(fetch.expert)]);

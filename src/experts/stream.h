@@ -58,6 +58,7 @@ class HostStream : public ExpertStream {
   // tables: of each MoE layer, with formats, shapes and global scales; they outlive the stream.
   HostStream(const CacheConfig& config, std::unique_ptr<ExpertStore> store,
              std::vector<std::span<ExpertWeights>> tables);
+  ~HostStream() override;
 
   const char* store() const override { return store_->name(); }
   void begin_step() override;
@@ -70,7 +71,7 @@ class HostStream : public ExpertStream {
 
  private:
   void forget_missing();
-  void bring(std::span<const ExpertFetch> fetches, ThreadPool& pool);
+  void bring(std::span<const ExpertFetch> fetches);
   void* slot(int32_t index) { return slots_base_ + int64_t{index} * slot_bytes_; }
 
   ExpertCache cache_;
@@ -89,6 +90,7 @@ class HostStream : public ExpertStream {
   std::vector<ExpertKey> missing_;  // not fetched yet, the next last
   std::vector<bool> member_;        // [experts] of the wave
   std::vector<int32_t> wave_ids_;
+  std::vector<ExpertRead> reads_;
 };
 
 }  // namespace rocket

@@ -241,6 +241,10 @@ const Checkpoint::Entry& Checkpoint::get(const std::string& name, const std::vec
   return *entry;
 }
 
+void Checkpoint::check_unchanged() const {
+  for (const std::unique_ptr<SafetensorsFile>& file : files_) file->check_unchanged();
+}
+
 std::vector<float> Checkpoint::read_f32(const Entry& entry) const {
   const TensorInfo& info = *entry.info;
   const size_t count = static_cast<size_t>(info.elements());

@@ -33,6 +33,9 @@ class Checkpoint {
   const std::string& dir() const { return dir_; }
   size_t size() const { return entries_.size(); }
 
+  // Throws FuelError if one of the files is not what it was when it was opened.
+  void check_unchanged() const;
+
   // Reads small tensors as float32 (F32, BF16, F16 or F64 on disk).
   std::vector<float> read_f32(const Entry& entry) const;
 

@@ -1,7 +1,6 @@
 #include "fuel/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/json.h"
 
@@ -212,9 +212,8 @@ SafetensorsFile::~SafetensorsFile() {
 }
 
 void SafetensorsFile::close() {
-  if (map_ != nullptr) ::munmap(const_cast<uint8_t*>(map_), file_bytes_);
+  map_.unmap();
   if (fd_ >= 0) ::close(fd_);
-  map_ = nullptr;
   fd_ = -1;
 }
 
@@ -266,10 +265,7 @@ void SafetensorsFile::open_and_check(bool map) {
   const uint64_t behind = (header_bytes + kBlock - 1) / kBlock * kBlock;
   sparse_ = behind < file_bytes_ && ::lseek(fd_, static_cast<off_t>(behind), SEEK_DATA) < 0 && errno == ENXIO;
   if (!map) return;
-  // Shared, since experts are used where they lie: every process on the machine reads one copy.
-  void* const mapped = ::mmap(nullptr, file_bytes_, PROT_READ, MAP_SHARED, fd_, 0);
-  if (mapped == MAP_FAILED) throw FuelError(path_ + ": cannot map: " + std::strerror(errno));
-  map_ = static_cast<const uint8_t*>(mapped);
+  if (!map_.map(fd_, file_bytes_)) throw FuelError(path_ + ": cannot map: " + std::strerror(errno));
 }
 
 void SafetensorsFile::check_unchanged() const {
@@ -284,15 +280,18 @@ void SafetensorsFile::check_unchanged() const {
   if (changed_ns(status) != changed_ns_) {
     throw FuelError(path_ + ": changed while in use: its bytes were written after it was opened", kStart);
   }
+  if (map_.lost()) throw FuelError(path_ + ": the disk failed to give some of its bytes", kStart);
 }
 
 void SafetensorsFile::read(uint64_t offset, uint64_t bytes, void* out) const {
   uint64_t done = 0;
+  bool failed = false;
   while (done < bytes) {
     const size_t ask = static_cast<size_t>(std::min<uint64_t>(bytes - done, uint64_t{1} << 30));
     const ssize_t got =
         ::pread(fd_, static_cast<uint8_t*>(out) + done, ask, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EIO && !std::exchange(failed, true)) continue;
     if (got < 0)
       throw FuelError(path_ + ": cannot read at byte " + text(offset + done) + ": " + std::strerror(errno));
     if (got == 0) {

@@ -17,6 +17,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "base/mapped_file.h"
 
 namespace rocket {
 
@@ -49,14 +50,15 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   uint64_t file_bytes() const { return file_bytes_; }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
-  const uint8_t* data(const TensorInfo& tensor) const { return map_ + tensor.offset; }
+  const uint8_t* data(const TensorInfo& tensor) const { return map_.data() + tensor.offset; }
   int fd() const { return fd_; }
 
   // Copies bytes [offset, offset + bytes) of the file with pread, so that its pages never count as mapped.
   // Throws FuelError on a short read.
   void read(uint64_t offset, uint64_t bytes, void* out) const;
 
-  // Throws FuelError if the file's length or time of change is not what it was when the file was opened.
+  // Throws FuelError if the file's length or time of change is not what it was when the file was opened, or if a
+  // mapped page of it could not be read.
   void check_unchanged() const;
 
   bool sparse() const { return sparse_; }  // all hole behind the header: no data was written
@@ -69,7 +71,7 @@ class SafetensorsFile {
   uint64_t file_bytes_ = 0;
   int64_t changed_ns_ = 0;  // when its data last changed, as of opening
   std::vector<TensorInfo> tensors_;
-  const uint8_t* map_ = nullptr;
+  MappedFile map_;
   int fd_ = -1;
   bool sparse_ = false;
 };

@@ -1,6 +1,6 @@
 // A bounded cache of experts in the ops' memory: which expert is in which slot, and which makes way. The same look-ups,
-// slots and counters as ExpertCache (experts/cache.h) with lru and without hints, for a backend whose host must not be
-// asked in the middle of a step.
+// slots and counters as ExpertCache (experts/cache.h) with lru, many rows as any and no hints, for a backend whose host
+// must not be asked in the middle of a step.
 //
 //   1. All experts of the step in the layer are looked up. Those that are there are hits.
 //   2. Each miss, in ascending order, takes the slot with the oldest stamp in its group: a free one (their stamps are

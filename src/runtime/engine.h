@@ -26,6 +26,8 @@ struct EngineOptions {
   // A bounded cache of routed experts, filled as they are asked for: on the CPU from the fuel's files, on a device from
   // the host's memory, where all of them are. None given: every expert is resident, on the CPU in the mapped files.
   CacheRequest expert_cache;
+  std::string
+      expert_slab;  // the folder of the fuel's slab, from which that cache is filled instead; empty: none
   // Called while dense weights are read, with bytes done and in all. May throw to stop the load.
   std::function<void(int64_t done, int64_t total)> progress;
 };
@@ -47,7 +49,8 @@ struct EngineInfo {
   int64_t slot_bytes = 0;       // one expert in slot layout
   int64_t slots = 0;            // slots of the expert cache (all experts where they are used in place)
   std::string
-      expert_store;  // where experts are that have no slot: checkpoint, host bank; empty: all are resident or in place
+      expert_store;  // where experts are that have no slot, and how they are read: checkpoint, slab, …, host bank;
+                     // empty: all are resident or in place
   int64_t slots_requested = 0, cache_bytes_requested = 0;  // as asked for; 0: no cache was
   int64_t token_bytes = 0;  // weight bytes that one decoded token reads (one embedding row counted)
   int64_t state_bytes_per_stream = 0;  // independent of the context

@@ -221,7 +221,9 @@ std::vector<StepPlan> Session::passes(const Step& step, const StepPlan& plan) {
     place.at = next[is_prompt]++;
   }
   for (StepPlan* part : {&decode, &prompt}) {
-    if (part->rows() > 0) all.push_back(std::move(*part));
+    if (part->rows() == 0) continue;
+    part->continues = !all.empty();
+    all.push_back(std::move(*part));
   }
   return all;
 }

@@ -29,6 +29,7 @@ struct StepPlan {
   std::vector<SamplingParams> sampling;  // [logits_row] how to draw from each, or empty: nothing is drawn
   std::vector<uint64_t> counter;         // likewise
   bool tensor_cores = false;             // rows may be rounded to BF16
+  bool continues = false;                // a further part of the step that the plan before it began
 
   int32_t rows() const { return static_cast<int32_t>(token.size()); }
   int32_t segments() const { return static_cast<int32_t>(segment.size()); }
