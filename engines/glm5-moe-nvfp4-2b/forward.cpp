@@ -93,7 +93,7 @@ void Glm5::mlp(const MlpWeights& w, const MlpBuffers& b, const Activations& a, f
 }
 
 // The router and the shared expert's first products read the same rows: one call. Routed experts come in waves where
-// their cache is small.
+// their cache is small. Rows of experts cross between ranks while the shared expert computes.
 void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   StageTimer::Scope time(timer_, stage_.moe);
   ArenaScope scope(workspace_);
@@ -103,14 +103,17 @@ void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
          {{w.router, b.logit, config_.n_routed_experts},
           {w.shared.gate, s.gate, s.inner},
           {w.shared.up, s.up, s.inner}});
-  swiglu(s.gate, s.up, s.inner, a.rows);
   router(w, b);
-  linear(s.gate, s.inner, a.rows, {{w.shared.down, a.block, config_.hidden_size}});
+  share_rows(index, b);
   find_experts(index, b);
   for (int32_t wave = 0; wave < b.waves; ++wave) {
     fetch_experts(wave, b);
     expert_ffn(w, a, b);
   }
+  send_rows(b);
+  swiglu(s.gate, s.up, s.inner, a.rows);
+  linear(s.gate, s.inner, a.rows, {{w.shared.down, a.block, config_.hidden_size}});
+  take_rows(b);
   expert_sum(a, b);
   record_router(index, b);
 }
