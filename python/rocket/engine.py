@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rocket import boosters as booster_group
 from rocket._core import CoreEngine, Row, SamplingParams, read_config
 from rocket.expert_options import GIB, MAX_CACHE_GIB, layer_slots
 from rocket.failures import input_error, plan_error
@@ -29,6 +30,7 @@ _open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 def _close_engines() -> None:
     for engine in list(_open_engines):
         engine.close()
+    booster_group.leave()
 
 
 class Stream:
@@ -111,6 +113,9 @@ class Engine:
     ``prefill_precision`` and ``kv_dtype`` (of the latent KV) are auto, f32 or bf16; the CPU computes in f32.
     One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
     routed experts in a cache of that size over the fuel's files; without any all are in place or resident.
+    ``boosters`` above 1 share the routed experts, as the file ``split`` says or by id: every rank that mpirun
+    has started makes the same Engine, all but rank 0 call ``follow()``, rank 0 uses it as if it were alone. A
+    booster that does not answer for ``booster_wait`` seconds ends it.
     ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
     DeviceError.
     """
@@ -129,6 +134,9 @@ class Engine:
         expert_cache_gib: float = 0.0,
         expert_slots: int = 0,
         slot_map: str | Path | Mapping[Any, int] | None = None,
+        boosters: int = 1,
+        split: str | Path | None = None,
+        booster_wait: float = booster_group.WAIT_SECONDS,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.folder = resolve(str(fuel))
@@ -141,6 +149,7 @@ class Engine:
                 f"expert_cache_gib: expected 0 (none) to {MAX_CACHE_GIB}, found {expert_cache_gib}",
                 "leave it out to use experts in place",
             )
+        shared = booster_group.arguments(self.folder, boosters, split, booster_wait) if boosters != 1 else {}
         self._core: CoreEngine | None = CoreEngine(
             str(self.folder),
             backend=backend,
@@ -154,6 +163,7 @@ class Engine:
             expert_slots=expert_slots,
             layer_slots=slots_of_layers,
             progress=progress,
+            **shared,
         )
         _open_engines.add(self)
 
@@ -181,6 +191,15 @@ class Engine:
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end a text."""
         return frozenset(eos_ids(self.folder))
+
+    @property
+    def rank(self) -> int:
+        """Among several boosters; 0 where there is one."""
+        return self.info["rank"]
+
+    def follow(self) -> None:
+        """On a rank above 0: does what rank 0's engine does, until that is closed."""
+        self.core.follow()
 
     def open(self) -> Stream:
         """A new, empty stream."""
