@@ -147,8 +147,7 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
   Plan plan;
   plan.dense = loader.dense_bytes();
   if (options.expert_cache.given()) {
-    const int32_t rank = options.fabric ? options.fabric->rank() : 0;
-    plan.cache = cache_budget(options.expert_cache, config, loader, options.split, rank);
+    plan.cache = cache_budget(options.expert_cache, config, loader, options.split, options.fabric->rank());
     plan.experts = plan.cache->bytes();
     if (!backend.memory().host()) plan_device_cache(plan, config, loader, rows);
     plan.choices.push_back(plan.cache->about);
@@ -212,12 +211,14 @@ std::unique_ptr<ExpertStore> expert_store(const EngineOptions& options, const gl
 std::unique_ptr<Engine> load(EngineOptions options) {
   std::string why;
   const std::string name = choose_backend(options.backend, &why);
-  if (options.fabric && name != "cpu") {
+  Fabric& fabric = *options.fabric;
+  const bool several = fabric.ranks() > 1;
+  if (several && name != "cpu") {
     throw PlanError("boosters: expected the cpu backend, found " + name + ": only it exchanges rows so far",
                     "use --backend cpu, or one booster");
   }
   const glm5::Config config = glm5::read_config(options.fuel_dir);
-  if (options.fabric) {
+  if (several) {
     check_split(options, config);
     take_limits(options);
   }
@@ -226,10 +227,10 @@ std::unique_ptr<Engine> load(EngineOptions options) {
     throw InputError("expert slab: expected a cache of experts beside it, found none",
                      "give --expert-cache-gib, --expert-slots or --slot-map");
   }
-  const int32_t rank = options.fabric ? options.fabric->rank() : 0;
-  auto loader = std::make_unique<glm5::Loader>(config, options.fuel_dir, options.expert_cache.given(),
-                                               options.split, rank);
-  if (options.fabric) compare_papers(*options.fabric, paper(options, *loader, name));
+  const bool streamed = options.expert_cache.given();
+  auto loader =
+      std::make_unique<glm5::Loader>(config, options.fuel_dir, streamed, options.split, fabric.rank());
+  if (several) compare_papers(fabric, paper(options, *loader, name));
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
   std::unique_ptr<Backend> backend = name == "cuda"
                                          ? make_cuda_backend(threads_for(options), {rows, config.hidden_size})
@@ -255,7 +256,7 @@ std::unique_ptr<Engine> load(EngineOptions options) {
   } else {
     // A loader that was made for a stream knows no mapped experts.
     if (plan.cache)
-      loader = std::make_unique<glm5::Loader>(config, options.fuel_dir, false, options.split, rank);
+      loader = std::make_unique<glm5::Loader>(config, options.fuel_dir, false, options.split, fabric.rank());
     weights = loader->load(on.memory(), options.progress);
   }
   const std::string store_name = weights->stream ? weights->stream->store() : "";
@@ -272,12 +273,12 @@ std::unique_ptr<Engine> load(EngineOptions options) {
     info.cache_bytes_requested = plan.cache->requested_bytes;
   }
   const SessionLimits limits{plan.max_context, plan.max_rows, plan.max_streams, state_budget(plan, on)};
-  if (!options.fabric) return std::make_unique<Session>(std::move(model), limits);
-  model->join(*options.fabric, options.split);
-  options.fabric->clear_figures();
-  auto session = std::make_unique<Session>(std::move(model), agreed(*options.fabric, limits));
-  if (rank == 0) {
-    session->info().choices.push_back(about_boosters(*options.fabric, session->info()));
+  if (!several) return std::make_unique<Session>(std::move(model), limits);
+  model->join(fabric, options.split);
+  fabric.clear_figures();
+  auto session = std::make_unique<Session>(std::move(model), agreed(fabric, limits));
+  if (fabric.rank() == 0) {
+    session->info().choices.push_back(about_boosters(fabric, session->info()));
     return std::make_unique<Lead>(std::move(session), options.fabric);
   }
   session->set_silent();
@@ -286,12 +287,12 @@ std::unique_ptr<Engine> load(EngineOptions options) {
 
 }  // namespace
 
-std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
-  if (!options.fabric || options.fabric->ranks() == 1) {
-    EngineOptions alone = options;
-    alone.fabric = nullptr;
-    alone.split = {};
-    return load(std::move(alone));
+std::unique_ptr<Engine> load_engine(const EngineOptions& given) {
+  EngineOptions options = given;
+  if (!options.fabric) options.fabric = make_solo_fabric();
+  if (options.fabric->ranks() == 1) {
+    options.split = {};
+    return load(std::move(options));
   }
   try {
     return load(options);
