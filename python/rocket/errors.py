@@ -140,9 +140,10 @@ def _flush_stdout() -> None:
 
 
 def _stdout_fails() -> bool:
-    """Whether what it has buffered cannot be written."""
+    """Whether it takes no more. Long text goes past its buffer, which may then be empty."""
     try:
         sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"")
     except OSError:
         return True
     return False
