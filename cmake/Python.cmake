@@ -31,6 +31,10 @@ endif()
 
 if(SKBUILD)
   install(TARGETS _core LIBRARY DESTINATION rocket)
+  if(TARGET rocket_mpi)
+    install(TARGETS rocket_mpi LIBRARY DESTINATION rocket)
+    add_dependencies(_core rocket_mpi)  # the wheel builds _core only
+  endif()
   # Of fuels only the manifests, and the whole of those that ship: other weights may lie in the source tree.
   file(GLOB manifests RELATIVE ${ROCKET_ROOT} ${ROCKET_ROOT}/fuels/*/fuel.yaml)
   foreach(manifest ${manifests})
@@ -47,6 +51,9 @@ set(package_dir ${CMAKE_BINARY_DIR}/python/rocket)
 file(MAKE_DIRECTORY ${package_dir})
 if(ROCKET_PYTHON_BUILT)
   set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${package_dir})
+endif()
+if(TARGET rocket_mpi)
+  set_target_properties(rocket_mpi PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${package_dir})
 endif()
 # Links, so that an edit of the sources is seen without a build.
 file(GLOB package_files CONFIGURE_DEPENDS RELATIVE ${ROCKET_ROOT}/python/rocket ${ROCKET_ROOT}/python/rocket/*)

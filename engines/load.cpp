@@ -3,12 +3,15 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "boosters.h"
 #include "experts/device_stream.h"
 #include "experts/slab_store.h"
 #include "experts/slot_state.h"
+#include "fabric/lead.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
 #include "runtime/backend.h"
@@ -92,8 +95,8 @@ void check_limits(const EngineOptions& options, const glm5::Config& config) {
   }
 }
 
-CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config,
-                         const glm5::Loader& loader) {
+CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config, const glm5::Loader& loader,
+                         const ExpertSplit& split, int32_t rank) {
   CacheConfig shape;
   shape.experts = config.n_routed_experts;
   shape.topk = config.num_experts_per_tok;
@@ -102,6 +105,8 @@ CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config
     if (config.is_moe[i]) numbers.push_back(static_cast<int32_t>(i));
   }
   shape.layers = static_cast<int32_t>(numbers.size());
+  for (int32_t layer = 0; layer < shape.layers && split.ranks > 1; ++layer)
+    shape.owned.push_back(split.owned(layer, rank));
   return plan_cache(request, shape, loader.slot_bytes(), numbers);
 }
 
@@ -142,7 +147,7 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
   Plan plan;
   plan.dense = loader.dense_bytes();
   if (options.expert_cache.given()) {
-    plan.cache = cache_budget(options.expert_cache, config, loader);
+    plan.cache = cache_budget(options.expert_cache, config, loader, options.split, options.fabric->rank());
     plan.experts = plan.cache->bytes();
     if (!backend.memory().host()) plan_device_cache(plan, config, loader, rows);
     plan.choices.push_back(plan.cache->about);
@@ -203,18 +208,29 @@ std::unique_ptr<ExpertStore> expert_store(const EngineOptions& options, const gl
   return std::make_unique<SlabStore>(options.expert_slab, loader.slab_header());
 }
 
-}  // namespace
-
-std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
+std::unique_ptr<Engine> load(EngineOptions options) {
   std::string why;
   const std::string name = choose_backend(options.backend, &why);
+  Fabric& fabric = *options.fabric;
+  const bool several = fabric.ranks() > 1;
+  if (several && name != "cpu") {
+    throw PlanError("boosters: expected the cpu backend, found " + name + ": only it exchanges rows so far",
+                    "use --backend cpu, or one booster");
+  }
   const glm5::Config config = glm5::read_config(options.fuel_dir);
+  if (several) {
+    check_split(options, config);
+    take_limits(options);
+  }
   check_limits(options, config);
   if (!options.expert_slab.empty() && !options.expert_cache.given()) {
     throw InputError("expert slab: expected a cache of experts beside it, found none",
                      "give --expert-cache-gib, --expert-slots or --slot-map");
   }
-  auto loader = std::make_unique<glm5::Loader>(config, options.fuel_dir, options.expert_cache.given());
+  const bool streamed = options.expert_cache.given();
+  auto loader =
+      std::make_unique<glm5::Loader>(config, options.fuel_dir, streamed, options.split, fabric.rank());
+  if (several) compare_papers(fabric, paper(options, *loader, name));
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
   std::unique_ptr<Backend> backend = name == "cuda"
                                          ? make_cuda_backend(threads_for(options), {rows, config.hidden_size})
@@ -239,7 +255,8 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
     weights = loader->load_streamed(plan.cache->config, std::move(store), options.progress);
   } else {
     // A loader that was made for a stream knows no mapped experts.
-    if (plan.cache) loader = std::make_unique<glm5::Loader>(config, options.fuel_dir);
+    if (plan.cache)
+      loader = std::make_unique<glm5::Loader>(config, options.fuel_dir, false, options.split, fabric.rank());
     weights = loader->load(on.memory(), options.progress);
   }
   const std::string store_name = weights->stream ? weights->stream->store() : "";
@@ -255,8 +272,41 @@ std::unique_ptr<Engine> load_engine(const EngineOptions& options) {
     info.slots_requested = plan.cache->requested_slots;
     info.cache_bytes_requested = plan.cache->requested_bytes;
   }
-  return std::make_unique<Session>(std::move(model), SessionLimits{plan.max_context, plan.max_rows,
-                                                                   plan.max_streams, state_budget(plan, on)});
+  const SessionLimits limits{plan.max_context, plan.max_rows, plan.max_streams, state_budget(plan, on)};
+  if (!several) return std::make_unique<Session>(std::move(model), limits);
+  model->join(fabric, options.split);
+  fabric.clear_figures();
+  auto session = std::make_unique<Session>(std::move(model), agreed(fabric, limits));
+  if (fabric.rank() == 0) {
+    session->info().choices.push_back(about_boosters(fabric, session->info()));
+    return std::make_unique<Lead>(std::move(session), options.fabric);
+  }
+  session->set_silent();
+  return session;
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> load_engine(const EngineOptions& given) {
+  EngineOptions options = given;
+  if (!options.fabric) options.fabric = make_solo_fabric();
+  if (options.fabric->ranks() == 1) {
+    options.split = {};
+    return load(std::move(options));
+  }
+  try {
+    return load(options);
+  } catch (const Error& error) {
+    options.fabric->fail(error.what(), error.hint());
+    throw;
+  } catch (const std::exception& error) {
+    options.fabric->fail(error.what(), "");
+    throw;
+  }
+}
+
+void follow_engine(Engine& engine, Fabric& fabric) {
+  follow(dynamic_cast<Session&>(engine), fabric);
 }
 
 }  // namespace rocket

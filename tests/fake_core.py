@@ -103,6 +103,8 @@ class CoreEngine:
             "max_logits_rows": self._rows,
             "threads": 1,
             "slots": 16,
+            "experts_owned": 16,
+            "owned_bytes": 16384,
             "slot_bytes": 1024,
             "expert_store": SCRIPT.get("expert_store", ""),
             "slots_requested": 0,

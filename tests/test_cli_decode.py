@@ -81,6 +81,7 @@ def test_json(fuel: Path) -> None:
         "bytes",
         "experts",
         "seed",
+        "boosters",
     }
     assert set(whole["timing"]) == {
         "load_s",

@@ -190,6 +190,8 @@ def test_the_json_object(fuel: str) -> None:
         "store": None,
         "requested": None,
     }
+    (booster,) = result["boosters"]
+    assert (booster["experts_owned"], booster["expert_bytes"], booster["rows_sent"]) == (16, 16384, 0)
     timing = result["timing"]
     assert timing["decode_tok_s"] == pytest.approx(4 / timing["decode_s"])
     assert timing["prefill_tok_s"] == pytest.approx(2 / timing["prefill_s"])

@@ -81,9 +81,15 @@ Glm5::MoeBuffers Glm5::moe_buffers(int32_t rows) {
   b.id = workspace_.take<int32_t>(R * topk);
   b.weight = workspace_.take<float>(R * topk);
   b.routed = workspace_.take<float>(R * topk * config_.hidden_size);
+  b.own = b.id;
+  if (weights_->ranks > 1) {
+    b.own = workspace_.take<int32_t>(R * topk);
+    b.wire =
+        workspace_.take<float>(RowExchange::buffer_floats(weights_->ranks, R, topk, config_.hidden_size));
+  }
   b.waves = 1;
   b.wave = 0;
-  b.wave_id = b.id;
+  b.wave_id = b.own;
   return b;
 }
 
@@ -381,10 +387,23 @@ void Glm5::router(size_t index, const MoeWeights& w, const MoeBuffers& b) {
   ops_.router(p, exec_);
 }
 
+void Glm5::share_rows(size_t index, MoeBuffers& b) {
+  const size_t choices = static_cast<size_t>(b.rows) * static_cast<size_t>(config_.num_experts_per_tok);
+  if (exchange_) exchange_->begin(moe_index_[index], {b.id, choices}, b.own, b.wire);
+}
+
+void Glm5::send_rows(const MoeBuffers& b) {
+  if (exchange_) exchange_->send(b.routed);
+}
+
+void Glm5::take_rows(const MoeBuffers& b) {
+  if (exchange_) exchange_->finish(b.routed);
+}
+
 void Glm5::find_experts(size_t index, MoeBuffers& b) {
   if (!stream_) return;
   const size_t choices = static_cast<size_t>(b.rows) * static_cast<size_t>(config_.num_experts_per_tok);
-  b.waves = stream_->find(moe_index_[index], {b.id, choices}, exec_);
+  b.waves = stream_->find(moe_index_[index], {b.own, choices}, exec_);
 }
 
 void Glm5::fetch_experts(int32_t wave, MoeBuffers& b) {

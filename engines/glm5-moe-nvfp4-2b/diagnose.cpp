@@ -38,7 +38,7 @@ void Glm5::trace_rows(const StepPlan& plan) {
 void Glm5::record_router(size_t index, const MoeBuffers& b) {
   if (measuring_) return;
   const int32_t topk = config_.num_experts_per_tok, rows = b.rows;
-  if (usage_) usage_->count(moe_index_[index], b.id, int64_t{rows} * topk);
+  if (usage_) usage_->count(moe_index_[index], b.own, int64_t{rows} * topk);
   if (trace_) trace_->layer(moe_index_[index], read(b.id, int64_t{rows} * topk));
   if (!diagnose_ && !recording_) return;
   const std::vector<float> weights = read(b.weight, int64_t{rows} * topk);

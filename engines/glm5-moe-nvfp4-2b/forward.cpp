@@ -96,7 +96,8 @@ void Glm5::mlp(const MlpWeights& w, const MlpBuffers& b, const Activations& a, f
 }
 
 // The router and the shared expert's first products read the same rows: one call. Routed experts come in waves where
-// a cache holds some of them; what is missing is on its way from the moment they are found.
+// a cache holds some of them; what is missing is on its way from the moment they are found. The shared expert's last
+// product fills the wait for that, or, among several ranks, the wait for the rows that cross.
 void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   StageTimer::Scope time(timer_, stage_.moe);
   ArenaScope scope(workspace_);
@@ -108,12 +109,19 @@ void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
           {w.shared.up, s.up, s.inner}});
   swiglu(s.gate, s.up, s.inner, a.rows);
   router(index, w, b);
+  share_rows(index, b);
   find_experts(index, b);
-  linear(s.gate, s.inner, a.rows, {{w.shared.down, a.block, config_.hidden_size}});
+  const auto shared_down = [&] {
+    linear(s.gate, s.inner, a.rows, {{w.shared.down, a.block, config_.hidden_size}});
+  };
+  if (!exchange_) shared_down();
   for (int32_t wave = 0; wave < b.waves; ++wave) {
     fetch_experts(wave, b);
     expert_ffn(w, a, b);
   }
+  send_rows(b);
+  if (exchange_) shared_down();
+  take_rows(b);
   expert_sum(a, b);
   record_router(index, b);
 }

@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "experts/trace.h"
 #include "experts/usage.h"
+#include "fabric/row_exchange.h"
 #include "glm5-moe-nvfp4-2b/config.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
 #include "glm5-moe-nvfp4-2b/weights.h"
@@ -38,6 +39,8 @@ class Glm5 : public Model {
   const StateLayout& layout() const override { return layout_; }
   const EngineInfo& info() const override { return info_; }
   EngineInfo& info() { return info_; }
+  // Before the first step, where several ranks share the experts.
+  void join(Fabric& fabric, const ExpertSplit& split);
   uint64_t fingerprint() const override { return loaded_->weights.fingerprint; }
   int32_t max_logits_rows() const override { return logits_rows(config_, max_rows_); }
   MemorySpace& memory() override { return backend_->memory(); }
@@ -109,6 +112,8 @@ class Glm5 : public Model {
     int32_t rows;
     float* logit;   // [rows, E]
     int32_t* id;    // [rows, topk]
+    int32_t* own;   // [rows, topk] those of this rank's experts, -1 = another's; id itself where it has all
+    float* wire;    // rows from and for other ranks; null where there are none
     float* weight;  // [rows, topk]
     float* routed;  // [rows, topk, H] unsummed
     // Experts that are not resident come in waves; each computes its own of these.
@@ -159,6 +164,9 @@ class Glm5 : public Model {
   void expand_value(const MlaWeights& w, const MlaBuffers& b);
   void swiglu(float* gate, const float* up, int64_t inner, int32_t rows);
   void router(size_t index, const MoeWeights& w, const MoeBuffers& b);
+  void share_rows(size_t index, MoeBuffers& b);
+  void send_rows(const MoeBuffers& b);
+  void take_rows(const MoeBuffers& b);
   void find_experts(size_t index, MoeBuffers& b);
   void fetch_experts(int32_t wave, MoeBuffers& b);
   void expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b);
@@ -198,8 +206,9 @@ class Glm5 : public Model {
 
   EngineInfo info_;
   StageTimer timer_;
-  std::unique_ptr<ExpertUsage> usage_;  // of experts that are used in place
-  ExpertStream* stream_ = nullptr;      // null: every expert is resident or in place
+  std::unique_ptr<ExpertUsage> usage_;     // of experts that are used in place
+  ExpertStream* stream_ = nullptr;         // null: every expert is resident or in place
+  std::unique_ptr<RowExchange> exchange_;  // null: this rank has every expert
   std::unique_ptr<TraceWriter> trace_;
   bool diagnose_ = false, recording_ = false;
   std::vector<LayerDiagnostics> diagnostics_;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "fabric/handshake.h"
 #include "fuel/names.h"
 #include "fuel/nvfp4.h"
 
@@ -35,8 +36,13 @@ uint64_t fingerprint_of(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-Loader::Loader(const Config& config, const std::string& dir, bool streamed)
-    : config_(config), streamed_(streamed), loaded_(std::make_unique<LoadedWeights>()) {
+Loader::Loader(const Config& config, const std::string& dir, bool streamed, const ExpertSplit& split,
+               int32_t rank)
+    : config_(config),
+      streamed_(streamed),
+      split_(split),
+      rank_(rank),
+      loaded_(std::make_unique<LoadedWeights>()) {
   loaded_->checkpoint = std::make_shared<Checkpoint>(dir);
   for (const auto& file : loaded_->checkpoint->files()) {
     if (!file->sparse()) continue;
@@ -48,6 +54,7 @@ Loader::Loader(const Config& config, const std::string& dir, bool streamed)
   const std::string& prefix = naming.trunk;
   const int64_t H = config.hidden_size, V = config.vocab_size;
   Weights& w = loaded_->weights;
+  w.ranks = split.ranks;
   w.layer.resize(static_cast<size_t>(config.num_hidden_layers));
   bind_plain(prefix + "embed_tokens", V, H, &w.embed);
   const std::string head = naming.head + "lm_head";
@@ -189,34 +196,49 @@ void Loader::moe(const std::string& mlp, MoeWeights& w) {
   small(mlp + "gate.e_score_correction_bias", {E}, &w.bias);
   this->mlp(mlp + "shared_experts.", I * config_.n_shared_experts, w.shared);
   w.experts.resize(static_cast<size_t>(E));
-  const int64_t before = loaded_->weights.expert_bytes;
+  Weights& all = loaded_->weights;
+  const int64_t before = all.owned_bytes;
+  const int32_t layer = moe_layers_++;
   for (int64_t e = 0; e < E; ++e) {
     ExpertWeights& to = w.experts[static_cast<size_t>(e)];
     const std::string name = mlp + "experts." + std::to_string(e) + ".";
     ExpertSource source;
-    expert(name + "gate_proj", I, H, &to.gate, source[0]);
-    expert(name + "up_proj", I, H, &to.up, source[1]);
-    expert(name + "down_proj", H, I, &to.down, source[2]);
+    const bool owned = split_.owner_of(layer, static_cast<int32_t>(e)) == rank_;
+    expert(name + "gate_proj", I, H, owned, &to.gate, source[0]);
+    expert(name + "up_proj", I, H, owned, &to.up, source[1]);
+    expert(name + "down_proj", H, I, owned, &to.down, source[2]);
     const int64_t bytes = source[0].memory_bytes + source[1].memory_bytes + source[2].memory_bytes;
     if (streamed_) sources_.back().experts.push_back(std::move(source));
-    Weights& all = loaded_->weights;
     all.slot_bytes = std::max(all.slot_bytes, bytes);
     all.expert_bytes += bytes;
+    all.owned_bytes += owned ? bytes : 0;
+    all.experts_owned += owned;
   }
-  routed_token_bytes_ += (loaded_->weights.expert_bytes - before) * config_.num_experts_per_tok / E;
+  routed_token_bytes_ += (all.owned_bytes - before) * config_.num_experts_per_tok / E;
 }
 
 // Experts stay in the mapped file, except in a format that the ops do not take as it lies, or in a slot.
-void Loader::expert(const std::string& name, int64_t out, int64_t in, Weight* to, WeightSource& source) {
+// Of another rank's only the shape is known.
+void Loader::expert(const std::string& name, int64_t out, int64_t in, bool owned, Weight* to,
+                    WeightSource& source) {
   source = describe_weight(*loaded_->checkpoint, name, out, in);
   if (streamed_) {
-    *to = unplaced_weight(*loaded_->checkpoint, source);
+    *to = unplaced_weight(*loaded_->checkpoint, source);  // another rank's too: a slab is of all
+  } else if (!owned) {
+    *to = Weight{source.format, out, in, nullptr, nullptr, 1.0f};
   } else if (source.in_place) {
     *to = map_weight(*loaded_->checkpoint, source);
   } else {
     *to = Weight{source.format, out, in, nullptr, nullptr, 1.0f};  // its shape, for the plan
     bound_experts_.emplace_back(loader_->add(name, out, in), to);
   }
+}
+
+std::string Loader::small_digest() const {
+  std::string all;
+  for (const std::vector<float>& values : loaded_->small)
+    all += digest(values.data(), values.size() * sizeof(float));
+  return digest(all.data(), all.size());
 }
 
 int64_t Loader::dense_bytes() const {

@@ -13,6 +13,7 @@
 #include "experts/slab.h"
 #include "experts/store.h"
 #include "experts/stream.h"
+#include "fabric/split.h"
 #include "fuel/checkpoint.h"
 #include "fuel/quantised.h"
 #include "glm5-moe-nvfp4-2b/config.h"
@@ -34,12 +35,14 @@ struct LoadedWeights {
 class Loader {
  public:
   // Opens the checkpoint and finds every tensor that the model needs, with its shape. `streamed`: routed experts are
-  // fetched into slots as they are asked for. Throws FuelError.
-  Loader(const Config& config, const std::string& dir, bool streamed = false);
+  // fetched into slots as they are asked for. Of routed experts only those that the rank owns. Throws FuelError.
+  Loader(const Config& config, const std::string& dir, bool streamed = false, const ExpertSplit& split = {},
+         int32_t rank = 0);
 
-  int64_t dense_bytes() const;  // resident after load()
-  int64_t slots_bytes() const;  // of all routed experts in slot layout
-  int64_t slot_bytes() const;   // of a slot that holds any of them
+  int64_t dense_bytes() const;       // resident after load()
+  int64_t slots_bytes() const;       // of all routed experts in slot layout
+  int64_t slot_bytes() const;        // of a slot that holds any of them
+  std::string small_digest() const;  // of norms, biases and taps: what tells one fine-tune from another
   const Weights& shapes() const {
     return loaded_->weights;
   }  // formats and shapes, before load() without data
@@ -72,7 +75,7 @@ class Loader {
   void mla(const std::string& layer, bool full_indexer, MlaWeights& w);
   void mlp(const std::string& mlp, int64_t inner, MlpWeights& w);
   void moe(const std::string& mlp, MoeWeights& w);
-  void expert(const std::string& name, int64_t out, int64_t in, Weight* to, WeightSource& source);
+  void expert(const std::string& name, int64_t out, int64_t in, bool owned, Weight* to, WeightSource& source);
   void count_weights();
   void load_host(const WeightLoader::Progress& progress);
   void move_dense(MemorySpace& memory);
@@ -87,6 +90,9 @@ class Loader {
 
   Config config_;
   bool streamed_;
+  ExpertSplit split_;
+  int32_t rank_;
+  int32_t moe_layers_ = 0;                       // so far
   std::vector<CheckpointStore::Layer> sources_;  // of routed experts, where they are streamed
   bool tied_ = false;                            // the head is the embedding
   std::unique_ptr<LoadedWeights> loaded_;
@@ -96,7 +102,7 @@ class Loader {
   std::vector<Expansion> expanded_;
   std::vector<const float**> small_to_;  // [small] where each one's address is kept
   int64_t small_bytes_ = 0, expanded_bytes_ = 0;
-  int64_t routed_token_bytes_ = 0;  // of all MoE layers
+  int64_t routed_token_bytes_ = 0;  // of all MoE layers: this rank's share
 };
 
 }  // namespace rocket::glm5

@@ -179,14 +179,27 @@ Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<Loa
   info_.threads = exec_.pool->threads();
   info_.dense_bytes = w.dense_bytes;
   info_.expert_bytes = w.expert_bytes;
+  info_.boosters = w.ranks;
+  info_.experts_owned = w.experts_owned;
+  info_.owned_bytes = w.owned_bytes;
   info_.slot_bytes = w.slot_bytes;
-  info_.slots = int64_t{moe_layers} * config.n_routed_experts;
+  info_.slots = w.experts_owned;
   info_.token_bytes = w.token_bytes;
   info_.workspace_bytes = static_cast<int64_t>(workspace_.capacity());
   info_.draft_tensors = w.draft_tensors;
   info_.draft_bytes = w.draft_bytes;
   info_.vision_tensors = w.vision_tensors;
   info_.vision_bytes = w.vision_bytes;
+}
+
+void Glm5::join(Fabric& fabric, const ExpertSplit& split) {
+  std::vector<int32_t> numbers;
+  for (size_t i = 0; i < config_.is_moe.size(); ++i) {
+    if (config_.is_moe[i]) numbers.push_back(static_cast<int32_t>(i));
+  }
+  exchange_ = std::make_unique<RowExchange>(fabric, split, config_.num_experts_per_tok, config_.hidden_size,
+                                            std::move(numbers));
+  info_.rank = fabric.rank();
 }
 
 }  // namespace rocket::glm5

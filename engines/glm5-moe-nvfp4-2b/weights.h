@@ -85,11 +85,13 @@ struct Weights {
   const float* norm = nullptr;  // [H]
   std::vector<LayerWeights> layer;
 
-  int64_t dense_bytes = 0;       // as resident
-  int64_t expert_bytes = 0;      // all routed experts on disk
-  int64_t slot_bytes = 0;        // the largest expert
-  bool experts_in_place = true;  // in the mapped checkpoint, else in the ops' memory
-  int64_t token_bytes = 0;       // read by one decoded token, one embedding row counted
+  int64_t dense_bytes = 0;                     // as resident
+  int64_t expert_bytes = 0;                    // all routed experts on disk
+  int32_t ranks = 1;                           // that share them
+  int64_t experts_owned = 0, owned_bytes = 0;  // of them, those of this rank
+  int64_t slot_bytes = 0;                      // the largest expert
+  bool experts_in_place = true;                // in the mapped checkpoint, else in the ops' memory
+  int64_t token_bytes = 0;                     // read by one decoded token, one embedding row counted
   int64_t draft_tensors = 0, draft_bytes = 0, vision_tensors = 0, vision_bytes = 0;
   uint64_t fingerprint = 0;
 };

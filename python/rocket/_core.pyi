@@ -45,6 +45,31 @@ class SamplingParams:
         self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
     ) -> None: ...
 
+class Fabric:
+    """What joins the boosters of a run (src/fabric/fabric.h)."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def library(self) -> str: ...
+    @property
+    def failed(self) -> bool: ...
+    @property
+    def rank0_knows(self) -> bool: ...
+    def fail(self, message: str, hint: str) -> None:
+        """Ends the run of all ranks; never raises."""
+
+    def leave(self) -> None:
+        """The end: nothing can be called after it but abort."""
+
+    def abort(self, status: int) -> None:
+        """Ends the processes of all ranks, this one with them."""
+
+def mpi_fabric(limit_seconds: float) -> Fabric:
+    """The ranks that an MPI launcher started; the same object in every call. Starts MPI."""
+
 class CoreEngine:
     def __init__(
         self,
@@ -61,12 +86,16 @@ class CoreEngine:
         expert_slots: int = 0,
         layer_slots: Sequence[int] = (),
         expert_slab: str = "",
+        fabric: Fabric | None = None,
+        owners: Sequence[Sequence[int]] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load.
 
         At most one of the next three asks for a bounded cache of routed experts: its bytes, its slots, or the
-        slots of each MoE layer. ``expert_slab`` is the folder of the fuel's slab, which then fills it."""
+        slots of each MoE layer. ``expert_slab`` is the folder of the fuel's slab, which then fills it.
+        ``fabric`` joins several boosters, ``owners[MoE layer][expert]`` says whose each expert is; every rank
+        loads with the same, and all ranks but 0 then ``follow()``."""
 
     def info(self) -> dict[str, Any]:
         """The fields of EngineInfo (src/runtime/engine.h)."""
@@ -121,7 +150,8 @@ class CoreEngine:
     def truncate(self, stream: int, position: int) -> None: ...
     def state(self, stream: int, name: str) -> npt.NDArray[np.float32]: ...
     def stats(self) -> dict[str, Any]:
-        """The fields of EngineStats; ``expert_layers`` as (layer, hits, misses, evictions)."""
+        """The fields of EngineStats; ``expert_layers`` as (layer, hits, misses, evictions), ``boosters`` as
+        dicts."""
 
     def start_trace(self, file: str) -> None:
         """Writes the routing of every row from here on to a compact trace."""
@@ -139,6 +169,9 @@ class CoreEngine:
 
     def set_record(self, on: bool) -> None: ...
     def record(self) -> dict[str, list[npt.NDArray[Any]]]: ...
+    def follow(self) -> None:
+        """On a rank above 0: makes rank 0's calls until its engine is gone."""
+
     def unload(self) -> None:
         """Frees everything; the object can only be deleted after this."""
 

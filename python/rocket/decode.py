@@ -1,9 +1,20 @@
 """rocket-decode: text from a prompt."""
 
+from dataclasses import replace
 from typing import Annotated, NoReturn
 
 import typer
 
+from rocket.boosters import (
+    BOOSTERS_HELP,
+    SPLIT_HELP,
+    WAIT_HELP,
+    WAIT_SECONDS,
+    count_of,
+    joined,
+    leave,
+    speaks,
+)
 from rocket.errors import run_command_line
 from rocket.expert_options import (
     GIB_HELP,
@@ -79,6 +90,9 @@ def decode(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
+    boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
+    split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
+    booster_wait: Annotated[float, number(WAIT_HELP, "N")] = WAIT_SECONDS,
     stats: Annotated[
         float | None, number("Print what the cache of experts did every N seconds.", "N")
     ] = None,
@@ -123,16 +137,14 @@ def decode(
     if stats is not None:
         check_real("--stats", stats, 0, 86400, with_low=False)
     check_trace_name(trace_out)
+    check_real("--booster-wait", booster_wait, 0, 86400, with_low=False)
+    count = count_of(boosters, split)
 
+    from rocket.decode_run import DecodeOptions, follow
+    from rocket.decode_run import decode as run
     from rocket.prompt import read_prompt
 
-    source = read_prompt(prompt, prompt_file, prompt_ids, chat)
-
-    from rocket.decode_run import DecodeOptions
-    from rocket.decode_run import decode as run
-
     options = DecodeOptions(
-        prompt=source,
         fuel=fuel,
         chat=chat,
         tokens=tokens,
@@ -150,6 +162,9 @@ def decode(
         max_context=max_context,
         prefill_chunk=prefill_chunk or 0,
         experts=experts,
+        boosters=count,
+        split=split,
+        booster_wait=booster_wait,
         stats=stats,
         trace_out=trace_out,
         json=json,
@@ -161,10 +176,15 @@ def decode(
     inputs = {
         "--prompt-file": prompt_file,
         "--slot-map": slot_map,
+        "--split": split,
         "standard input": 0 if reads_stdin else None,
     }
-    return run(options, logits_out, inputs)
+    with joined(count, booster_wait) as rank:
+        if rank:
+            return follow(options)
+        source = read_prompt(prompt, prompt_file, prompt_ids, chat)
+        return run(replace(options, prompt=source), logits_out, inputs)
 
 
 def main() -> NoReturn:
-    run_command_line(lambda: app, "rocket-decode")
+    run_command_line(lambda: app, "rocket-decode", speaks, leave)

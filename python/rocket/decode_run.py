@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rocket import _core
+from rocket.boosters import WAIT_SECONDS, ignore_signals, threads_for
 from rocket.chat import ChatTemplate, ends_inside_thinking
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
@@ -24,6 +25,8 @@ from rocket.report import (
     Experts,
     Stage,
     Timing,
+    alone,
+    boosters_part,
     closing_line,
     diagnostics_table,
     finite,
@@ -42,7 +45,7 @@ READ_RATE_BYTES = 256 << 20
 class DecodeOptions:
     """The options of rocket-decode, checked. None stands for "not given"."""
 
-    prompt: Prompt
+    prompt: Prompt = field(default_factory=Prompt)
     fuel: str | None = None
     chat: bool = False
     tokens: int = 128
@@ -60,12 +63,29 @@ class DecodeOptions:
     max_context: int | None = None
     prefill_chunk: int = 0
     experts: ExpertCache = field(default_factory=ExpertCache)
+    boosters: int = 1
+    split: str | None = None
+    booster_wait: float = WAIT_SECONDS
     stats: float | None = None
     trace_out: str | None = None
     json: bool = False
     profile: bool = False
     diagnostics: bool = False
     quiet: bool = False
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Of Engine, on every booster."""
+        return {
+            "backend": self.backend,
+            "prefill_precision": self.prefill_precision,
+            "kv_dtype": self.kv_dtype,
+            "threads": threads_for(self.threads, self.boosters),
+            "max_rows": self.prefill_chunk,
+            "boosters": self.boosters,
+            "split": self.split,
+            "booster_wait": self.booster_wait,
+            **self.experts.arguments(),
+        }
 
 
 @dataclass
@@ -81,6 +101,7 @@ class Run:
     decode_experts: Experts = field(default_factory=Experts)
     profiles: dict[str, list[Stage]] = field(default_factory=dict)
     layers: list[tuple[float, float]] = field(default_factory=list)
+    boosters: list[dict[str, Any]] = field(default_factory=list)  # of several
 
 
 class Decoder:
@@ -165,14 +186,9 @@ class Decoder:
         engine = load_engine(
             self.folder,
             self.notes,
-            backend=o.backend,
-            prefill_precision=o.prefill_precision,
-            kv_dtype=o.kv_dtype,
-            threads=o.threads,
             max_context=self.context,
-            max_rows=o.prefill_chunk,
             max_streams=1,
-            **o.experts.arguments(),
+            **o.engine_arguments(),
         )
         with engine:
             self.run.timing.load_s = time.perf_counter() - start
@@ -213,7 +229,9 @@ class Decoder:
                 finally:
                     run.decode_experts = Experts.from_stats(core.stats()) - after_prompt
             finally:
-                run.experts = Experts.from_stats(core.stats()) - start
+                stats = core.stats()
+                run.experts = Experts.from_stats(stats) - start
+                run.boosters = stats.get("boosters", [])
             if self.options.diagnostics:
                 run.layers = core.diagnostics()
 
@@ -297,7 +315,8 @@ class Decoder:
             self.notes.say(f"the answer was cut inside <think>, after {len(run.ids)} tokens{more}")
         bounded = bool(engine.info["expert_store"])
         fraction = self._fraction(engine, limit)
-        self.notes.say(closing_line(len(run.ids), run.timing, run.decode_experts, fraction, bounded))
+        line = closing_line(len(run.ids), run.timing, run.decode_experts, fraction, bounded)
+        self.notes.say(line + boosters_part(run.boosters))
 
     def _cut_in_thinking(self) -> bool:
         if self.tokenizer is None or not self.run.ids or self.run.interrupted:
@@ -363,6 +382,7 @@ class Decoder:
                 if info["slots_requested"]
                 else None,
             },
+            "boosters": run.boosters or [alone(info)],
             "seed": self.options.seed,
         }
         if self.options.profile:
@@ -377,6 +397,14 @@ class Decoder:
                 "mean_router_entropy": finite(mean_entropy(run.layers)),
             }
         return result
+
+
+def follow(options: DecodeOptions) -> int:
+    """On a booster other than the one that prints."""
+    ignore_signals()
+    with Engine(resolve(options.fuel or DEFAULT_FUEL), **options.engine_arguments()) as engine:
+        engine.follow()
+    return 0
 
 
 def decode(

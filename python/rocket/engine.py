@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rocket import boosters as booster_group
 from rocket._core import CoreEngine, Row, SamplingParams, read_config
 from rocket.expert_options import GIB, MAX_CACHE_GIB, layer_slots
 from rocket.failures import input_error, plan_error
@@ -29,6 +30,7 @@ _open_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 def _close_engines() -> None:
     for engine in list(_open_engines):
         engine.close()
+    booster_group.leave()
 
 
 class Stream:
@@ -112,6 +114,9 @@ class Engine:
     One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
     routed experts in a cache of that size over the fuel's files, or over the slab in the folder
     ``expert_slab``, or on a GPU over the host's memory; without any all are in place or resident.
+    ``boosters`` above 1 share the routed experts, as the file ``split`` says or by id: every rank that mpirun
+    has started makes the same Engine, all but rank 0 call ``follow()``, rank 0 uses it as if it were alone. A
+    booster that does not answer for ``booster_wait`` seconds ends it.
     ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
     DeviceError.
     """
@@ -131,6 +136,9 @@ class Engine:
         expert_slots: int = 0,
         slot_map: str | Path | Mapping[Any, int] | None = None,
         expert_slab: str | Path | None = None,
+        boosters: int = 1,
+        split: str | Path | None = None,
+        booster_wait: float = booster_group.WAIT_SECONDS,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.folder = resolve(str(fuel))
@@ -143,6 +151,7 @@ class Engine:
                 f"expert_cache_gib: expected 0 (none) to {MAX_CACHE_GIB}, found {expert_cache_gib}",
                 "leave it out to use experts in place",
             )
+        shared = booster_group.arguments(self.folder, boosters, split, booster_wait) if boosters != 1 else {}
         self._core: CoreEngine | None = CoreEngine(
             str(self.folder),
             backend=backend,
@@ -157,6 +166,7 @@ class Engine:
             layer_slots=slots_of_layers,
             expert_slab="" if expert_slab is None else str(expert_slab),
             progress=progress,
+            **shared,
         )
         _open_engines.add(self)
 
@@ -184,6 +194,15 @@ class Engine:
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end a text."""
         return frozenset(eos_ids(self.folder))
+
+    @property
+    def rank(self) -> int:
+        """Among several boosters; 0 where there is one."""
+        return self.info["rank"]
+
+    def follow(self) -> None:
+        """On a rank above 0: does what rank 0's engine does, until that is closed."""
+        self.core.follow()
 
     def open(self) -> Stream:
         """A new, empty stream."""

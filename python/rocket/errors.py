@@ -140,16 +140,18 @@ def _flush_stdout() -> None:
 
 
 def _stdout_fails() -> bool:
-    """Whether what it has buffered cannot be written."""
+    """Whether it takes no more. Long text goes past its buffer, which may then be empty."""
     try:
         sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"")
     except OSError:
         return True
     return False
 
 
-def run_command(command: Callable[[], int | None]) -> int:
-    """Runs a command and turns whatever it raises into a message and an exit status."""
+def run_command(command: Callable[[], int | None], speaks: Callable[[], bool] = lambda: True) -> int:
+    """Runs a command and turns whatever it raises into a message and an exit status. ``speaks`` says whether
+    the message is for this process to print."""
     try:
         try:
             status = command() or 0
@@ -170,7 +172,8 @@ def run_command(command: Callable[[], int | None]) -> int:
         if os.environ.get("ROCKET_TRACEBACK"):
             traceback.print_exc()
         message, hint, status = explain(error)
-        print_error(message, hint)
+        if speaks():
+            print_error(message, hint)
         return status
 
 
@@ -189,10 +192,17 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def run_command_line(build: Callable[[], typer.Typer], name: str) -> NoReturn:
-    """The main() of a console script."""
+def run_command_line(
+    build: Callable[[], typer.Typer],
+    name: str,
+    speaks: Callable[[], bool] = lambda: True,
+    leave: Callable[[int], None] = lambda status: None,
+) -> NoReturn:
+    """The main() of a console script. ``leave`` is called with the status before the process ends."""
     _open_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
             signal.signal(number, _terminate)
-    sys.exit(run_command(lambda: build()(prog_name=name, standalone_mode=False)))
+    status = run_command(lambda: build()(prog_name=name, standalone_mode=False), speaks)
+    leave(status)
+    sys.exit(status)

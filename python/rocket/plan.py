@@ -23,6 +23,7 @@ LOGITS_BYTES = 32 << 20  # bounds the logits of one step
 THREADS = 64  # workers whose scratch is counted
 LARGE_PAGE = 2 << 20  # the workspace is one block of these
 ALIGN = 64
+STAMP_FLOATS = 16  # at the head of what a booster sends
 BUFFERS = 64  # no forward pass has more at once; each may be padded to ALIGN
 
 
@@ -136,20 +137,20 @@ def stream_state_bytes(arch: Architecture, kv_dtype: str, context: int) -> int:
     return state.bytes_at(context) + state.stream_bytes
 
 
-def workspace_bytes(arch: Architecture, context: int, rows: int = STEP_ROWS) -> int:
+def workspace_bytes(arch: Architecture, context: int, rows: int = STEP_ROWS, boosters: int = 1) -> int:
     """An upper bound of what the forward pass takes for steps of so many rows, their logits included."""
     a, r = arch, rows
     h, streams = a.hidden_size, max(1, a.hc_mult)
     logits = min(r, max(16, LOGITS_BYTES // (4 * a.vocab_size)))
     whole_step = r * (streams * h + 2 * h + streams + streams**2 + a.index_topk + a.index_kpool + 1)
-    floats = whole_step + max(_block_floats(a, r)) + logits * (h + a.vocab_size)
+    floats = whole_step + max(_block_floats(a, r, boosters)) + logits * (h + a.vocab_size)
     tables = 12 * a.moe_layers * a.n_routed_experts  # three global scales of each expert
     exact = 4 * floats + _scratch_bytes(a, r, context) + tables + ALIGN * BUFFERS + (1 << 20)
     return ceil(exact / LARGE_PAGE) * LARGE_PAGE
 
 
-def _block_floats(a: Architecture, r: int) -> list[int]:
-    """Activations of each kind of block."""
+def _block_floats(a: Architecture, r: int, boosters: int) -> list[int]:
+    """Activations of each kind of block. Rows that cross between boosters have a buffer of their own."""
     h, c, d, latent = a.hidden_size, a.kda_channels, a.linear_head_dim, a.kv_lora_rank + a.qk_rope_head_dim
     heads, index_heads = a.num_attention_heads, a.index_n_heads
     kda = r * (9 * c + 2 * d + a.linear_num_heads)
@@ -157,6 +158,8 @@ def _block_floats(a: Architecture, r: int) -> list[int]:
     mla += r * (index_heads * (a.index_head_dim + 1) + 2 * a.index_head_dim)
     chosen, shared = a.num_experts_per_tok, a.moe_intermediate_size * a.n_shared_experts
     moe = r * (a.n_routed_experts + chosen * (2 + h) + 2 * shared)
+    if boosters > 1:
+        moe += r * chosen * (1 + h) + STAMP_FLOATS * boosters
     return [kda, mla, moe, r * 2 * a.intermediate_size]
 
 
@@ -322,7 +325,7 @@ def _plan(account: Account, request: Request, context: int) -> Plan:
         slot_bytes=slot,
         resident=account.resident_loaded_bytes,
         stream_state=stream_state_bytes(arch, kv_dtype, context),
-        workspace=workspace_bytes(arch, context, request.step_rows),
+        workspace=workspace_bytes(arch, context, request.step_rows, request.boosters),
     )
     if plan.left < 0:
         raise OverBudgetError(plan)

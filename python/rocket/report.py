@@ -184,6 +184,28 @@ def closing_line(
     return " | ".join(parts)
 
 
+def boosters_part(boosters: list[dict[str, Any]]) -> str:
+    """What several boosters add to the closing line."""
+    if not boosters:
+        return ""
+    rows = sum(booster["rows_sent"] for booster in boosters)
+    longest = max(booster["wait_ms"] for booster in boosters) / 1000
+    return f" | {len(boosters)} boosters, {counted(rows, 'row')} crossed, waited {format_seconds(longest)}"
+
+
+def alone(info: dict[str, Any]) -> dict[str, Any]:
+    """One booster, as each of several reports itself."""
+    return {
+        "rank": 0,
+        "device": info["device"],
+        "experts_owned": info["experts_owned"],
+        "expert_bytes": info["owned_bytes"],
+        "rows_sent": 0,
+        "rows_received": 0,
+        "wait_ms": 0.0,
+    }
+
+
 def profile_table(title: str, stages: list[Stage], steps: int) -> str:
     """Stages in ms a step and their shares; parts of a stage are indented and outside sum and shares."""
     total = sum(ms for _, ms, part in stages if not part)

@@ -63,6 +63,10 @@ py::dict info_dict(const EngineInfo& i) {
   FIELD(threads);
   FIELD(dense_bytes);
   FIELD(expert_bytes);
+  FIELD(boosters);
+  FIELD(rank);
+  FIELD(experts_owned);
+  FIELD(owned_bytes);
   FIELD(slot_bytes);
   FIELD(slots);
   FIELD(expert_store);
@@ -80,6 +84,18 @@ py::dict info_dict(const EngineInfo& i) {
   return d;
 }
 
+py::dict booster_dict(const BoosterStats& b) {
+  py::dict d;
+  d["rank"] = b.rank;
+  d["device"] = b.device;
+  d["experts_owned"] = b.experts_owned;
+  d["expert_bytes"] = b.expert_bytes;
+  d["rows_sent"] = b.rows_sent;
+  d["rows_received"] = b.rows_received;
+  d["wait_ms"] = b.wait_ms;
+  return d;
+}
+
 // The engine as Python holds it. Calls of several threads take turns: each waits for the lock without the GIL, so that
 // the call in progress can take the GIL when it needs it.
 class CoreEngine {
@@ -88,9 +104,19 @@ class CoreEngine {
              int32_t max_rows, int32_t max_streams, const std::string& prefill_precision,
              const std::string& kv_dtype, int64_t expert_cache_bytes, int64_t expert_slots,
              const std::vector<int64_t>& layer_slots, const std::string& expert_slab,
-             const py::object& progress) {
+             const std::shared_ptr<Fabric>& fabric, const std::vector<std::vector<int32_t>>& owners,
+             const py::object& progress)
+      : fabric_(fabric) {
     EngineOptions options;
     options.expert_slab = expert_slab;
+    if (fabric) {
+      options.fabric = fabric;
+      options.split.ranks = fabric->ranks();
+      for (const std::vector<int32_t>& layer : owners) {
+        options.split.experts = static_cast<int32_t>(layer.size());
+        options.split.owner.insert(options.split.owner.end(), layer.begin(), layer.end());
+      }
+    }
     options.expert_cache = {expert_cache_bytes, expert_slots, layer_slots};
     options.fuel_dir = dir;
     options.backend = backend;
@@ -133,6 +159,14 @@ class CoreEngine {
   Engine& engine() const {
     if (!engine_) throw InputError("the engine is closed");
     return *engine_;
+  }
+
+  void follow() {
+    const Turn turn(*this);
+    if (!fabric_ || fabric_->rank() == 0)
+      throw InputError("follow: expected a rank above 0 of several boosters");
+    py::gil_scoped_release release;
+    follow_engine(engine(), *fabric_);
   }
 
   // Waits for the calls of other threads: at the interpreter's end none may be torn out of C++.
@@ -392,6 +426,7 @@ class CoreEngine {
 
   mutable std::atomic<int> calls_{0};   // that have begun and not returned
   mutable std::recursive_mutex mutex_;  // a signal handler may call in from the thread that holds it
+  std::shared_ptr<Fabric> fabric_;      // outlives the engine
   std::unique_ptr<Engine> engine_;
   StepResult last_;
   std::vector<StreamId> last_stream_;  // of each row of last_.logits
@@ -454,12 +489,14 @@ void add_engine(py::module_& m) {
   py::class_<CoreEngine>(m, "CoreEngine")
       .def(py::init<const std::string&, const std::string&, int, int64_t, int32_t, int32_t,
                     const std::string&, const std::string&, int64_t, int64_t, const std::vector<int64_t>&,
-                    const std::string&, const py::object&>(),
+                    const std::string&, const std::shared_ptr<Fabric>&,
+                    const std::vector<std::vector<int32_t>>&, const py::object&>(),
            py::arg("fuel_dir"), py::kw_only(), py::arg("backend") = "auto", py::arg("threads") = 0,
            py::arg("max_context") = 0, py::arg("max_rows") = 0, py::arg("max_streams") = 0,
            py::arg("prefill_precision") = "auto", py::arg("kv_dtype") = "auto",
            py::arg("expert_cache_bytes") = 0, py::arg("expert_slots") = 0,
            py::arg("layer_slots") = std::vector<int64_t>{}, py::arg("expert_slab") = "",
+           py::arg("fabric") = py::none(), py::arg("owners") = std::vector<std::vector<int32_t>>{},
            py::arg("progress") = py::none())
       .def("info", [](const CoreEngine& e) { return info_dict(e.take()->info()); })
       .def("open", [](CoreEngine& e) { return e.take()->open(); })
@@ -528,6 +565,9 @@ void add_engine(py::module_& m) {
              for (const ExpertLayerStats& l : s.expert_layers)
                layers.emplace_back(l.layer, l.hits, l.misses, l.evictions);
              d["expert_layers"] = layers;
+             py::list boosters;
+             for (const BoosterStats& b : s.boosters) boosters.append(booster_dict(b));
+             d["boosters"] = boosters;
              return d;
            })
       .def(
@@ -554,6 +594,7 @@ void add_engine(py::module_& m) {
       .def(
           "set_record", [](CoreEngine& e, bool on) { e.take()->set_record(on); }, py::arg("on"))
       .def("record", &CoreEngine::record)
+      .def("follow", &CoreEngine::follow)
       .def("unload", &CoreEngine::unload);
 }
 

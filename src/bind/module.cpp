@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "bind/engine.h"
 #include "bind/experts.h"
+#include "bind/fabric.h"
 #include "bind/fuel.h"
 #include "bind/slab.h"
 #include "ops/table.h"
@@ -113,6 +114,7 @@ PYBIND11_MODULE(_core, m) {
   m.attr("cuda_built") = false;
 #endif
   add_errors(m);
+  add_fabric(m);
   add_engine(m);
   add_fuel(m);
   add_experts(m);

@@ -91,15 +91,18 @@ CacheBudget plan_cache(const CacheRequest& request, const CacheConfig& shape, in
   b.config.layer_slots = request.layer_slots;
   b.config.slots = request.bytes > 0 ? request.bytes / slot_bytes : request.slots;
   check_fewest(request, b, numbers);
-  const int64_t experts = int64_t{shape.layers} * shape.experts;
+  const auto owned = [&](size_t layer) { return shape.owned.empty() ? shape.experts : shape.owned[layer]; };
+  int64_t experts = 0;
+  for (size_t layer = 0; layer < static_cast<size_t>(shape.layers); ++layer) experts += owned(layer);
   if (request.layer_slots.empty()) {
     b.requested_slots = b.config.slots;
     b.config.slots = b.slots = std::min(b.config.slots, experts);
   } else {
-    for (int64_t& slots : b.config.layer_slots) {
+    for (size_t layer = 0; layer < b.config.layer_slots.size(); ++layer) {
+      int64_t& slots = b.config.layer_slots[layer];
       slots = std::min<int64_t>(slots, INT32_MAX);
       b.requested_slots += slots;
-      b.slots += std::min<int64_t>(slots, shape.experts);
+      b.slots += std::min<int64_t>(slots, owned(layer));
     }
   }
   b.requested_bytes = request.bytes > 0 ? request.bytes : b.requested_slots * slot_bytes;

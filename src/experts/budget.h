@@ -26,7 +26,7 @@ struct CacheBudget {
   std::string about;  // one line for people
 };
 
-// shape: layers, experts and top-k. numbers: the model's of its MoE layers. Throws InputError (numbers that cannot be),
+// shape: layers, experts, top-k and, of one of several boosters, owned. numbers: the model's of its MoE layers. Throws InputError (numbers that cannot be),
 // PlanError (fewer slots than one token needs, with the fewest that work).
 CacheBudget plan_cache(const CacheRequest& request, const CacheConfig& shape, int64_t slot_bytes,
                        const std::vector<int32_t>& numbers);

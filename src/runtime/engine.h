@@ -9,6 +9,8 @@
 
 #include "base/error.h"
 #include "experts/budget.h"
+#include "fabric/fabric.h"
+#include "fabric/split.h"
 #include "ops/sample.h"
 #include "runtime/step.h"
 
@@ -28,6 +30,10 @@ struct EngineOptions {
   CacheRequest expert_cache;
   std::string
       expert_slab;  // the folder of the fuel's slab, from which that cache is filled instead; empty: none
+  // Several boosters: what joins them, and which owns which expert; every rank loads with the same. Null: one booster.
+  // Context, rows and streams that are 0 on other ranks are those of rank 0.
+  std::shared_ptr<Fabric> fabric;
+  ExpertSplit split;
   // Called while dense weights are read, with bytes done and in all. May throw to stop the load.
   std::function<void(int64_t done, int64_t total)> progress;
 };
@@ -46,8 +52,10 @@ struct EngineInfo {
   int32_t max_logits_rows = 0;  // rows of a step that may want logits
   int64_t dense_bytes = 0;      // resident weights
   int64_t expert_bytes = 0;     // all routed experts
-  int64_t slot_bytes = 0;       // one expert in slot layout
-  int64_t slots = 0;            // slots of the expert cache (all experts where they are used in place)
+  int32_t boosters = 1, rank = 0;
+  int64_t experts_owned = 0, owned_bytes = 0;  // routed experts that this rank has, of all MoE layers
+  int64_t slot_bytes = 0;                      // one expert in slot layout
+  int64_t slots = 0;  // slots of the expert cache (all experts where they are used in place)
   std::string
       expert_store;  // where experts are that have no slot, and how they are read: checkpoint, slab, …, host bank;
                      // empty: all are resident or in place
@@ -66,6 +74,16 @@ struct ExpertLayerStats {
   int64_t hits = 0, misses = 0, evictions = 0;
 };
 
+// One of several boosters.
+struct BoosterStats {
+  int32_t rank = 0;
+  std::string device;
+  int64_t experts_owned = 0, expert_bytes = 0;
+  int64_t rows_sent = 0,
+          rows_received = 0;  // unsummed rows of experts; one that goes to two boosters counts twice
+  double wait_ms = 0;         // for rows of others that had not come when they were needed
+};
+
 struct EngineStats {
   int64_t steps = 0, rows = 0;
   int64_t expert_hits = 0, expert_misses = 0, expert_evictions = 0,
@@ -73,6 +91,8 @@ struct EngineStats {
   double fetch_seconds = 0;    // of a bounded cache, while experts were read
   std::vector<ExpertLayerStats>
       expert_layers;  // MoE layers; empty where every expert is resident on a device
+  std::vector<BoosterStats>
+      boosters;  // in the order of ranks; empty with one. All above are then sums over them
 };
 
 struct StageTime {
@@ -176,7 +196,11 @@ class Engine {
 };
 
 // Reads config.json, chooses the engine by model_type and loads the fuel. Throws FuelError, PlanError,
-// DeviceError.
+// DeviceError; with several boosters also where they do not agree, and on all of them when it throws on one.
 std::unique_ptr<Engine> load_engine(const EngineOptions& options);
+
+// With several boosters, on every rank but 0: makes the calls of rank 0's engine until that is gone. Throws what ends
+// the run.
+void follow_engine(Engine& engine, Fabric& fabric);
 
 }  // namespace rocket

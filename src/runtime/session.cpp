@@ -256,6 +256,7 @@ StepResult Session::run(const Step& step, const std::vector<SamplingParams>* sam
                      " ways to draw from them were given");
   }
   prepare(step, plan);
+  if (silent_) plan.logits_row.clear();
   const StepResult result{plan.logits_row};
   wanted_.clear();
   for (const int32_t row : plan.logits_row) {

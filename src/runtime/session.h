@@ -23,6 +23,9 @@ class Session : public Engine {
   Session(std::unique_ptr<Model> model, const SessionLimits& limits);
 
   const EngineInfo& info() const override { return info_; }
+  EngineInfo& info() { return info_; }
+  // Its steps compute no logits from here on: another rank draws.
+  void set_silent() { silent_ = true; }
   StreamId open() override;
   void close(StreamId stream) override;
   int64_t position(StreamId stream) const override;
@@ -93,6 +96,7 @@ class Session : public Engine {
   std::vector<Wanted> wanted_;
   bool settled_ = true;
   std::vector<float> ordered_;
+  bool silent_ = false;
   int64_t steps_ = 0, rows_ = 0;
 };
 

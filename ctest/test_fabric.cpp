@@ -1,0 +1,348 @@
+// Several ranks as threads of one process, over a wire in memory that can lose a rank: rows that cross arrive whole and
+// in their places, every wait ends within its limit, and what goes wrong on one rank is known on all.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "fabric/handshake.h"
+#include "fabric/row_exchange.h"
+#include "fabric/wire_fabric.h"
+
+using namespace rocket;
+
+namespace {
+
+void expect(bool ok, const std::string& what) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  check::expect(ok, what);
+}
+
+// Messages between all ranks of a test.
+struct Post {
+  std::mutex mutex;
+  std::map<std::tuple<int, int, int>, std::deque<std::string>> queue;  // from, to, channel
+  std::vector<bool> dead;                                              // sends nothing any more
+  int stops = 0;
+};
+
+class ThreadWire : public Wire {
+ public:
+  ThreadWire(Post& post, int rank, int ranks) : post_(post), rank_(rank), ranks_(ranks) {}
+  const char* library() const override { return "threads"; }
+  int rank() const override { return rank_; }
+  int ranks() const override { return ranks_; }
+
+  int send(int to, int channel, const void* data, int64_t bytes, Request* request) override {
+    const std::lock_guard lock(post_.mutex);
+    *request = 0;
+    if (post_.dead[static_cast<size_t>(rank_)]) return 0;
+    post_.queue[{rank_, to, channel}].emplace_back(static_cast<const char*>(data),
+                                                   static_cast<size_t>(bytes));
+    return 0;
+  }
+  int receive(int from, int channel, void* data, int64_t bytes, Request* request) override {
+    const std::lock_guard lock(post_.mutex);
+    waiting_[++last_] = {from, channel, data, static_cast<size_t>(bytes)};
+    *request = last_;
+    return 0;
+  }
+  int test(Request* request, bool* done) override {
+    const std::lock_guard lock(post_.mutex);
+    *done = *request == 0;
+    if (*done) return 0;
+    const Receive r = waiting_.at(*request);
+    for (const auto& [other, earlier] : waiting_) {  // on each channel in the order of the receives
+      if (other < *request && earlier.from == r.from && earlier.channel == r.channel) return 0;
+    }
+    std::deque<std::string>& queue = post_.queue[{r.from, rank_, r.channel}];
+    if (queue.empty()) return 0;
+    const std::string message = std::move(queue.front());
+    queue.pop_front();
+    waiting_.erase(*request);
+    *request = 0;
+    *done = true;
+    std::memcpy(r.data, message.data(), std::min(message.size(), r.bytes));
+    return message.size() > r.bytes ? 15 : 0;
+  }
+  void abort(int) override { expect(false, "nobody aborts"); }
+  const char* error(int code) override { return code == 15 ? "message truncated" : "unknown"; }
+  int stop() override {
+    const std::lock_guard lock(post_.mutex);
+    expect(waiting_.empty(), "no receive is left when the wire stops");
+    ++post_.stops;
+    return 0;
+  }
+
+ private:
+  struct Receive {
+    int from, channel;
+    void* data;
+    size_t bytes;
+  };
+  Post& post_;
+  int rank_, ranks_;
+  Request last_ = 0;
+  std::map<Request, Receive> waiting_;
+};
+
+// What each rank threw; empty where nothing.
+std::vector<std::string> on_ranks(int ranks, double limit,
+                                  const std::function<void(WireFabric&, Post&)>& body, int* stops = nullptr) {
+  Post post;
+  post.dead.resize(static_cast<size_t>(ranks));
+  std::vector<std::unique_ptr<ThreadWire>> wires;
+  std::vector<std::unique_ptr<WireFabric>> fabrics;
+  std::vector<std::string> thrown(static_cast<size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    wires.push_back(std::make_unique<ThreadWire>(post, r, ranks));
+    fabrics.push_back(std::make_unique<WireFabric>(*wires.back()));
+    fabrics.back()->set_limit(limit);
+  }
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        body(*fabrics[static_cast<size_t>(r)], post);
+      } catch (const Error& error) {
+        thrown[static_cast<size_t>(r)] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (stops) *stops = post.stops;
+  return thrown;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// --- what crosses ---------------------------------------------------------------------------------------------
+
+struct Layer {
+  ExpertSplit split;
+  std::vector<int32_t> ids;   // [rows, topk]
+  std::vector<float> routed;  // [rows, topk, hidden], of all experts
+};
+
+Layer random_layer(std::mt19937& rng, int ranks, int rows, int topk, int hidden, int experts) {
+  Layer layer;
+  layer.split = {ranks, experts, {}};
+  for (int e = 0; e < experts; ++e)
+    layer.split.owner.push_back(std::uniform_int_distribution<int>(0, ranks - 1)(rng));
+  for (int r = 0; r < rows; ++r) {
+    std::vector<int32_t> all(static_cast<size_t>(experts));
+    std::iota(all.begin(), all.end(), 0);
+    std::shuffle(all.begin(), all.end(), rng);
+    std::sort(all.begin(), all.begin() + topk);
+    layer.ids.insert(layer.ids.end(), all.begin(), all.begin() + topk);
+  }
+  for (int64_t i = 0; i < int64_t{rows} * topk * hidden; ++i)
+    layer.routed.push_back(std::uniform_real_distribution<float>(-1, 1)(rng));
+  return layer;
+}
+
+void test_rows() {
+  std::mt19937 rng(5);
+  for (int round = 0; round < 30; ++round) {
+    const int ranks = 2 + round % 3, rows = 1 + round % 9, topk = 1 + round % 4, hidden = 8 + round,
+              experts = 7;
+    std::vector<Layer> steps;
+    for (int s = 0; s < 4; ++s) steps.push_back(random_layer(rng, ranks, rows, topk, hidden, experts));
+    for (Layer& layer : steps) layer.split = steps[0].split;
+    int stops = 0;
+    const auto thrown = on_ranks(
+        ranks, 20,
+        [&](WireFabric& fabric, Post&) {
+          RowExchange exchange(fabric, steps[0].split, topk, hidden, {3});
+          std::vector<float> buffer(
+              static_cast<size_t>(RowExchange::buffer_floats(ranks, rows, topk, hidden)));
+          int64_t sent = 0, received = 0;
+          for (const Layer& layer : steps) {
+            std::vector<int32_t> own(layer.ids.size());
+            std::vector<float> routed(layer.routed.size(), NAN);
+            exchange.begin_step();
+            exchange.begin(0, layer.ids, own.data(), buffer.data());
+            for (size_t i = 0; i < own.size(); ++i) {
+              const bool mine = layer.split.owner_of(0, layer.ids[i]) == fabric.rank();
+              expect(own[i] == (mine ? layer.ids[i] : -1), "own choices");
+              sent += mine ? ranks - 1 : 0;
+              received += !mine;
+              if (!mine) continue;
+              std::copy_n(layer.routed.begin() + static_cast<ptrdiff_t>(i) * hidden, hidden,
+                          routed.begin() + static_cast<ptrdiff_t>(i) * hidden);
+            }
+            exchange.send(routed.data());
+            exchange.finish(routed.data());
+            expect(std::memcmp(routed.data(), layer.routed.data(), routed.size() * 4) == 0,
+                   "every rank has every row");
+          }
+          expect(fabric.figures().rows_sent == sent && fabric.figures().rows_received == received,
+                 "rows that crossed are counted");
+          fabric.leave();
+        },
+        &stops);
+    for (const std::string& error : thrown) expect(error.empty(), "no error: " + error);
+    expect(stops == ranks, "all ranks part in order");
+  }
+}
+
+// A rank whose router says something else is found by its first block.
+void test_out_of_step() {
+  std::mt19937 rng(6);
+  Layer layer = random_layer(rng, 2, 3, 2, 16, 6);
+  for (size_t e = 0; e < 6; ++e) layer.split.owner[e] = static_cast<int32_t>(e % 2);
+  for (int kind = 0; kind < 2; ++kind) {
+    const auto thrown = on_ranks(2, 5, [&](WireFabric& fabric, Post&) {
+      RowExchange exchange(fabric, layer.split, 2, 16, {7});
+      std::vector<int32_t> ids = {0, 1, 2, 3, 4, 5}, own(6);
+      if (fabric.rank() == 1 && kind == 0) std::swap(ids[0], ids[2]);
+      std::vector<float> buffer(static_cast<size_t>(RowExchange::buffer_floats(2, 3, 2, 16))), routed(96);
+      exchange.begin_step();
+      if (fabric.rank() == 1 && kind == 1) exchange.begin_step();
+      exchange.begin(0, ids, own.data(), buffer.data());
+      exchange.send(routed.data());
+      exchange.finish(routed.data());
+    });
+    for (const std::string& error : thrown)
+      expect(has(error, "out of step") && has(error, "layer 7"), "out of step: " + error);
+  }
+}
+
+// --- what is told ---------------------------------------------------------------------------------------------
+
+void test_messages() {
+  const std::vector<size_t> sizes = {0, 1, 2039, 2040, 2041, 5000, 1 << 20};
+  const auto thrown = on_ranks(3, 20, [&](WireFabric& fabric, Post&) {
+    for (const size_t size : sizes) {
+      std::string message(size, 'x');
+      for (size_t i = 0; i < size; ++i) message[i] = static_cast<char>(i * 31 + size);
+      if (fabric.rank() == 0) {
+        fabric.tell(message);
+      } else {
+        expect(fabric.hear("a message") == message, "heard as told");
+      }
+      const auto all = fabric.gather(message + std::to_string(fabric.rank()), "a message");
+      if (fabric.rank() != 0) continue;
+      for (size_t r = 0; r < all.size(); ++r)
+        expect(all[r] == message + std::to_string(r), "gathered in the order of ranks");
+    }
+    fabric.leave();
+  });
+  for (const std::string& error : thrown) expect(error.empty(), "no error: " + error);
+}
+
+void test_handshake() {
+  const Paper paper = {{"version", "1"}, {"fuel fingerprint", "ab"}, {"page size", "4096"}};
+  for (size_t field = 0; field <= paper.size(); ++field) {
+    const auto thrown = on_ranks(3, 5, [&](WireFabric& fabric, Post&) {
+      Paper mine = paper;
+      if (fabric.rank() == 2 && field < paper.size()) mine[field].second = "other";
+      compare_papers(fabric, mine);
+      std::vector<int64_t> numbers = {10 + fabric.rank(), 10 - fabric.rank()};
+      least_of_all(fabric, numbers, "numbers");
+      expect(numbers == std::vector<int64_t>({10, 8}), "the least of all");
+      fabric.leave();
+    });
+    const std::string wanted = field == paper.size() ? ""
+                                                     : "boosters: " + paper[field].first + ": rank 0 has " +
+                                                           paper[field].second + ", rank 2 has other";
+    for (const std::string& error : thrown) expect(error == wanted, "handshake: " + error);
+  }
+}
+
+// --- what goes wrong ------------------------------------------------------------------------------------------
+
+void test_failure_reaches_all() {
+  const auto start = std::chrono::steady_clock::now();
+  const auto thrown = on_ranks(3, 30, [&](WireFabric& fabric, Post&) {
+    if (fabric.rank() == 1) {
+      fabric.fail("expert 5 of layer 3: the file shrank", "a hint");
+      expect(fabric.failed() && fabric.rank0_knows(), "rank 0 knows");
+      return;
+    }
+    if (fabric.rank() == 0) fabric.gather("", "figures");
+    fabric.hear("its next call");
+  });
+  expect(thrown[0] == "boosters: rank 1: expert 5 of layer 3: the file shrank",
+         "rank 0 says it: " + thrown[0]);
+  expect(thrown[2] == thrown[0], "so does rank 2: " + thrown[2]);
+  expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(10), "at once");
+}
+
+// A rank that answers nothing and gives no sign of life; one that lives and does not come; and one that takes its time
+// where it may.
+void test_limits() {
+  for (const bool dead : {true, false}) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto thrown = on_ranks(3, 0.5, [&](WireFabric& fabric, Post& post) {
+      if (fabric.rank() == 1) {
+        if (dead) {
+          const std::lock_guard lock(post.mutex);
+          post.dead[1] = true;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        return;
+      }
+      std::vector<char> bytes(64);
+      const RowBlock block{1, 1, bytes.data(), 64};
+      fabric.receive_rows({&block, 1}, "rows of layer 4 in step 9");
+      fabric.wait_rows();
+    });
+    const std::string want = dead ? "gives no sign of life" : "lives but does not get there";
+    expect(has(thrown[0], "waited") && has(thrown[0], "for rows of layer 4 in step 9 from rank 1") &&
+               has(thrown[0], want),
+           "who waited for what: " + thrown[0]);
+    expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(5), "within the limit");
+  }
+  const auto thrown = on_ranks(2, 0.4, [&](WireFabric& fabric, Post&) {
+    if (fabric.rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      fabric.tell("at last");
+    } else {
+      expect(fabric.hear("its next call") == "at last", "whoever lives may take its time");
+    }
+    fabric.leave();
+  });
+  for (const std::string& error : thrown) expect(error.empty(), "no error: " + error);
+}
+
+void test_one_that_has_left() {
+  const auto thrown = on_ranks(2, 5, [&](WireFabric& fabric, Post&) {
+    if (fabric.rank() == 0) {
+      fabric.set_limit(0.5);
+      fabric.leave();
+    } else {
+      fabric.hear("its next call");
+    }
+  });
+  expect(has(thrown[1], "rank 1 waited") && has(thrown[1], "from rank 0, which has ended"), thrown[1]);
+}
+
+}  // namespace
+
+int main() {
+  test_rows();
+  test_out_of_step();
+  test_messages();
+  test_handshake();
+  test_failure_reaches_all();
+  test_limits();
+  test_one_that_has_left();
+  return check::finish("test_fabric");
+}

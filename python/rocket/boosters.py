@@ -1,0 +1,176 @@
+"""Several boosters: processes that an MPI launcher has started, each with its share of the routed experts.
+
+Rank 0 reads the prompt, draws and prints; the other ranks follow it. Whatever goes wrong anywhere is for rank
+0 to say, as long as it can.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocket.errors import UsageError, explain
+from rocket.failures import input_error
+from rocket.options import check_integer, check_real
+
+if TYPE_CHECKING:
+    from rocket._core import Fabric
+
+BOOSTERS_HELP = "Share the routed experts between N processes, which mpirun -np N starts."
+SPLIT_HELP = "Which booster owns which expert (rocket split); by id without it."
+WAIT_HELP = "End the run when a booster has not answered for N seconds."
+WAIT_SECONDS = 60.0
+
+# What launchers tell the processes that they start: rank, ranks, ranks on this machine. MPICH, Open MPI.
+_LAUNCHERS = (
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
+
+
+def _number(variable: str, otherwise: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else otherwise
+
+
+def launched() -> tuple[int, int]:
+    """This process's rank and how many were started; 0 and 1 without a launcher."""
+    for rank, ranks, _ in _LAUNCHERS:
+        found = _number(rank, -1), _number(ranks, -1)
+        if 0 <= found[0] < found[1]:
+            return found
+    return 0, 1
+
+
+def threads_for(threads: int, boosters: int) -> int:
+    """Ranks of one machine that may all use all of its CPUs share them out, unless a number was asked for."""
+    local = max(_number(names[2], 1) for names in _LAUNCHERS)
+    cpus = os.cpu_count() or 1
+    if threads or boosters == 1 or local == 1 or len(os.sched_getaffinity(0)) < cpus:
+        return threads
+    return max(1, cpus // local)
+
+
+_fabric: "Fabric | None" = None  # MPI starts once in a process
+_starting = False  # a start that has failed may still be under way in a thread
+
+
+def speaks() -> bool:
+    """Whether it is for this process to say what goes wrong."""
+    if _fabric is None:
+        return launched()[0] == 0
+    return _fabric.rank == 0 or not _fabric.rank0_knows
+
+
+def count_of(boosters: int | None, split: str | None, option: str = "--split") -> int:
+    """How many boosters were asked for. Throws UsageError if a launcher started several and none were."""
+    if boosters is not None:
+        check_integer("--boosters", boosters, 1)
+    elif split is not None:
+        from rocket.checked import parse_json, read_whole
+
+        found = parse_json(read_whole(split, option), f"{option} {split}")
+        boosters = found.get("boosters") if isinstance(found, dict) else None
+        if type(boosters) is not int or boosters < 1:
+            raise UsageError(
+                f"{option} {split}: boosters: expected a whole number of at least 1, "
+                f"found {json.dumps(boosters)}",
+                "write it with: rocket split FUEL --boosters N --out FILE",
+            )
+    count = boosters or 1
+    ranks = launched()[1]
+    if count == 1 and ranks > 1:
+        raise UsageError(
+            f"--boosters: expected {ranks}, the ranks that were started, found {'1' if boosters else 'none'}",
+            f"give --boosters {ranks}, or start it without mpirun",
+        )
+    return count
+
+
+def connect(boosters: int, wait: float = WAIT_SECONDS) -> "Fabric":
+    """The fabric of all ranks. Throws DeviceError without MPI, UsageError if there are not as many ranks."""
+    global _fabric, _starting
+    from rocket import _core
+
+    check_real("--booster-wait", wait, 0, 86400, with_low=False)
+    _starting = launched()[1] > 1
+    _fabric = _core.mpi_fabric(wait)
+    _starting = False
+    ranks = _fabric.ranks
+    if ranks == boosters:
+        return _fabric
+    _fabric.leave()
+    raise UsageError(
+        f"--boosters: expected as many ranks as boosters, {boosters}, found {ranks}",
+        f"start it with: mpirun -np {boosters} rocket-decode --boosters {boosters} …",
+    )
+
+
+def leave(status: int = 1) -> None:
+    """Before the process ends, with this status. After a failure it ends those of all ranks: they may be
+    anywhere in a step."""
+    if _fabric is not None:
+        _fabric.leave()
+    if _starting or (_fabric is not None and _fabric.failed):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    if _starting:
+        os._exit(status)
+    if _fabric is not None and _fabric.failed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what went wrong is said; MPI would add that it ends
+        _fabric.abort(status)
+
+
+@contextlib.contextmanager
+def joined(boosters: int, wait: float) -> Iterator[int]:
+    """This process's rank among the boosters. What is raised inside ends the run of all of them."""
+    if boosters == 1:
+        yield 0
+        return
+    fabric = connect(boosters, wait)
+    try:
+        yield fabric.rank
+    except BaseException as error:
+        message, hint, _ = explain(error)
+        fabric.fail(message, hint)
+        raise
+    fabric.leave()
+
+
+def ignore_signals() -> None:
+    """Ctrl-C reaches every process of a terminal, and is rank 0's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def owners_of(folder: Path, boosters: int, split: str | Path | None) -> list[list[int]]:
+    """The booster of each expert of each MoE layer."""
+    if split is not None:
+        from rocket.fuel_account import load_account
+        from rocket.split_file import read_split
+
+        return read_split(str(split), load_account(str(folder))[1], boosters).owners.tolist()
+    from rocket import _core
+    from rocket.split import make_split
+
+    config = _core.read_config(str(folder))
+    layers = sum(config["is_moe"])
+    if not layers:
+        raise UsageError(
+            f"--boosters: expected 1, since {folder} has no MoE layers, found {boosters}",
+            "there is nothing to share",
+        )
+    return make_split(config["n_routed_experts"], layers, boosters, "id").tolist()
+
+
+def arguments(folder: Path, boosters: int, split: str | Path | None, wait: float) -> dict[str, Any]:
+    """Of CoreEngine, for several boosters. Throws InputError for what cannot be."""
+    try:
+        return {"fabric": connect(boosters, wait), "owners": owners_of(folder, boosters, split)}
+    except UsageError as error:
+        raise input_error(str(error), error.hint) from error
