@@ -28,11 +28,13 @@ class Gpu {
     exec.scratch = &scratch;
   }
   rocket::MemorySpace& memory() { return backend->memory(); }
-  // Whether the next case is run: all are, or with ROCKET_TEST_SMALL one in eight, for tools that slow everything down.
-  bool takes_case() {
+  // ROCKET_TEST_SMALL: for tools that slow everything down.
+  static bool small() {
     static const bool small = std::getenv("ROCKET_TEST_SMALL") != nullptr;
-    return !small || case_++ % 8 == 0;
+    return small;
   }
+  // Whether the next case is run: all are, or of a small run one in eight.
+  bool takes_case() { return !small() || case_++ % 8 == 0; }
 
   std::unique_ptr<rocket::Backend> backend;
   rocket::Arena scratch;
