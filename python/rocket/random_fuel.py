@@ -87,7 +87,6 @@ GAINS = {
 }
 # Standard deviation and mean of the small tensors.
 SMALL_VALUES = {
-    "e_score_correction_bias": (0.1, 0.0),
     "weight": (0.5, 0.0),  # taps of the convolutions
     "dt_bias": (1.5, -3.0),
     "A_log": (0.3, 0.0),
@@ -155,6 +154,8 @@ class TensorTable:
         leaf = p.name.rsplit(".", 1)[-1]
         if p.kind is Kind.EMBEDDING:
             return 1.0, 0.0
+        if leaf == "e_score_correction_bias":
+            return self.o.router_bias, 0.0
         if p.kind in (Kind.SMALL, Kind.TAPS):
             return SMALL_VALUES[leaf]
         if p.kind is Kind.NORM:

@@ -167,6 +167,7 @@ class FuelOptions:
     wide: str = "BF16"  # F32 | BF16: router and hyper-connection matrices
     scalars: str = "auto"  # empty | one | auto: shape of NVFP4 global scales, [] or [1]
     input_scale: bool = True  # ModelOpt: write input_scale (weight-only engines do not use it)
+    router_bias: float = 0.1  # standard deviation; with hundreds of experts it decides alone which ones are chosen
     zero_global: bool = False  # expert 0 of each layer gets a down projection with global scale 0
     layout: str = "nested"  # nested (text_config) | flat | text (model_type glm5_next_text)
     layer_type_names: str = "release"  # release | transformers | full | absent
@@ -208,6 +209,8 @@ class FuelOptions:
         self.shape.check()
         if not 0 <= self.seed < 1 << 63:
             raise RandomFuelError(f"seed is {self.seed}; it must be 0 to 2^63 - 1")
+        if not 0 <= self.router_bias <= 10:
+            raise RandomFuelError(f"router_bias is {self.router_bias}; it must be 0 to 10")
         if self.files < 1:
             raise RandomFuelError(f"files is {self.files}; it must be at least 1")
         if self.layer_type_names == "absent" and self.shape.attention_pattern:
@@ -266,7 +269,7 @@ FLASH_SLICE = Shape(
 PRESETS: dict[str, FuelOptions] = {
     "tiny": FuelOptions(Shape()),
     "bench": FuelOptions(BENCH),
-    "flash-slice": FuelOptions(FLASH_SLICE, files=8),
+    "flash-slice": FuelOptions(FLASH_SLICE, files=8, router_bias=0.005),
 }
 
 _ALL_FP8 = {"attention": "fp8", "dense_mlp": "fp8", "shared": "fp8"}
