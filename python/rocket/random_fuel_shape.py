@@ -167,7 +167,7 @@ class FuelOptions:
     wide: str = "BF16"  # F32 | BF16: router and hyper-connection matrices
     scalars: str = "auto"  # empty | one | auto: shape of NVFP4 global scales, [] or [1]
     input_scale: bool = True  # ModelOpt: write input_scale (weight-only engines do not use it)
-    router_bias: float = 0.1  # standard deviation; with hundreds of experts it decides alone which ones are chosen
+    router_bias: float = 0.1  # standard deviation; with hundreds of experts it decides alone who is chosen
     zero_global: bool = False  # expert 0 of each layer gets a down projection with global scale 0
     layout: str = "nested"  # nested (text_config) | flat | text (model_type glm5_next_text)
     layer_type_names: str = "release"  # release | transformers | full | absent
