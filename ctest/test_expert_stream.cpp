@@ -16,33 +16,13 @@
 #include "experts/budget.h"
 #include "experts/host_bank.h"
 #include "experts/stream.h"
+#include "fake_experts.h"
 
 using namespace rocket;
 using check::expect;
+using namespace check::fake;
 
 namespace {
-
-constexpr int32_t kLayers = 3, kExperts = 11, kTopk = 3, kRows = 7;
-
-std::mt19937_64 rng(20261130);
-int32_t draw(int32_t low, int32_t high) {
-  return std::uniform_int_distribution<int32_t>(low, high)(rng);
-}
-
-Weight shape(WeightFormat format, int64_t out, int64_t in) {
-  return Weight{format, out, in, nullptr, nullptr, 1.0f};
-}
-
-// Experts of several formats, so that slots are not all filled to the end.
-ExpertWeights make_expert(int32_t layer, int32_t expert) {
-  const WeightFormat formats[] = {WeightFormat::kNVFP4, WeightFormat::kBF16, WeightFormat::kMXFP8};
-  const WeightFormat format = formats[(layer + expert) % 3];
-  return {shape(format, 32, 64), shape(format, 32, 64), shape(format, 64, 32)};
-}
-
-uint8_t byte_of(int32_t layer, int32_t expert, int32_t piece) {
-  return static_cast<uint8_t>(1 + (layer * kExperts + expert) * 3 + piece);
-}
 
 // Fills pieces with a byte that tells them apart. Fails at the fetch that is set.
 class FakeStore : public ExpertStore {
@@ -88,37 +68,6 @@ struct Bench {
   Exec exec;
 };
 
-bool all_are(const void* from, int64_t bytes, uint8_t value) {
-  const uint8_t* p = static_cast<const uint8_t*>(from);
-  return p && std::all_of(p, p + bytes, [&](uint8_t b) { return b == value; });
-}
-
-// Whether the table says where the expert's bytes are, and they are its own.
-bool is_there(const Bench& bench, int32_t layer, int32_t expert) {
-  const ExpertWeights& e = bench.tables[layer][static_cast<size_t>(expert)];
-  const SlotLayout layout = slot_layout(e);
-  const Weight* const weights[] = {&e.gate, &e.up, &e.down};
-  for (int32_t piece = 0; piece < 3; ++piece) {
-    const size_t part = static_cast<size_t>(piece);
-    if (!all_are(weights[piece]->data, layout.data_bytes[part], byte_of(layer, expert, piece))) return false;
-    if (layout.scale_bytes[part] > 0 &&
-        !all_are(weights[piece]->block_scale, layout.scale_bytes[part], byte_of(layer, expert, piece)))
-      return false;
-  }
-  return true;
-}
-
-std::vector<int32_t> choices() {
-  std::vector<int32_t> ids;
-  for (int32_t row = draw(1, kRows); row > 0; --row) {
-    std::vector<int32_t> all(kExperts);
-    for (int32_t e = 0; e < kExperts; ++e) all[static_cast<size_t>(e)] = e;
-    std::sample(all.begin(), all.end(), std::back_inserter(ids), kTopk, rng);
-    if (draw(0, 5) == 0) ids.back() = -1;
-  }
-  return ids;
-}
-
 // One layer of a step. False if the store failed.
 bool look_up(Bench& bench, int32_t layer, const std::string& what) {
   const std::vector<int32_t> ids = choices();
@@ -135,18 +84,12 @@ bool look_up(Bench& bench, int32_t layer, const std::string& what) {
       if (now[i] < 0) continue;
       ++computed[i];
       expect(now[i] == ids[i], what + ": a wave's choice is the row's");
-      expect(is_there(bench, layer, now[i]), what + ": the expert's own bytes are in its slot");
+      expect(is_there(bench.tables, layer, now[i]), what + ": the expert's own bytes are in its slot");
     }
   }
   for (size_t i = 0; i < ids.size(); ++i)
     expect(computed[i] == (ids[i] >= 0), what + ": each choice belongs to one wave");
   return true;
-}
-
-CacheConfig config_of(int64_t slots, const std::string& policy) {
-  CacheConfig c;
-  c.layers = kLayers, c.experts = kExperts, c.topk = kTopk, c.slots = slots, c.policy = policy;
-  return c;
 }
 
 void runs(const CacheConfig& config, const std::string& what, bool failures) {
@@ -164,7 +107,7 @@ void runs(const CacheConfig& config, const std::string& what, bool failures) {
     for (int32_t slot = 0; slot < bench.stream->cache().slots(); ++slot) {
       const ExpertKey key = bench.stream->cache().at(slot);
       if (key.layer >= 0)
-        expect(is_there(bench, key.layer, key.expert), what + ": the cache tells the truth");
+        expect(is_there(bench.tables, key.layer, key.expert), what + ": the cache tells the truth");
     }
   }
   expect(!failures || failed > 0, what + ": the store has failed");

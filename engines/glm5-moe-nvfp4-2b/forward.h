@@ -51,6 +51,7 @@ class Glm5 : public Model {
   void sample(const Draw* draws, int32_t count, int32_t* token) override;
   void drawn(int32_t rows, int32_t* token) override;
   EngineStats stats() override;
+  bool hint(int32_t layer, std::span<const int32_t> experts) override;
   StageTimer& timer() override { return timer_; }
   void set_profile(bool on) override;
   void set_diagnostics(bool on) override;

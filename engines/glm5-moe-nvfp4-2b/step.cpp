@@ -95,10 +95,34 @@ EngineStats Glm5::stats() {
     all.expert_hits += c.hits;
     all.expert_misses += c.misses;
     all.expert_evictions += c.evictions;
+    all.expert_hints.taken += c.hints_taken;
+    all.expert_hints.useful += c.hints_useful;
+    all.expert_hints.late += c.hints_late;
+    all.expert_hints.wasted += c.hints_wasted;
   }
+  all.expert_hints.there = stats.hints_there;
+  all.expert_hints.useful_bytes = stats.hint_bytes.useful;
+  all.expert_hints.late_bytes = stats.hint_bytes.late;
+  all.expert_hints.wasted_bytes = stats.hint_bytes.wasted;
   all.fetch_seconds = stats.fetch_seconds;
   all.streamed_bytes = stream_ ? stats.streamed_bytes : all.expert_misses * info_.slot_bytes;
   return all;
+}
+
+// Of several ranks each takes the hints of its own experts.
+bool Glm5::hint(int32_t layer, std::span<const int32_t> experts) {
+  if (layer < 0 || layer >= info_.layers || !config_.is_moe[static_cast<size_t>(layer)])
+    throw InputError("hint: expected the number of an MoE layer, found " + std::to_string(layer));
+  for (const int32_t expert : experts) {
+    if (expert >= 0 && expert < config_.n_routed_experts) continue;
+    throw InputError("hint: expected an expert from 0 to " + std::to_string(config_.n_routed_experts - 1) +
+                     ", found " + std::to_string(expert));
+  }
+  if (!stream_) return false;
+  const int32_t index = moe_index_[static_cast<size_t>(layer)];
+  std::vector<int32_t> own(experts.begin(), experts.end());
+  if (exchange_) std::erase_if(own, [&](int32_t expert) { return !exchange_->owns(index, expert); });
+  return stream_->hint(index, own);
 }
 
 void Glm5::set_profile(bool on) {

@@ -149,9 +149,13 @@ class CoreEngine:
     def load_snapshot(self, name: str, file: str) -> None: ...
     def truncate(self, stream: int, position: int) -> None: ...
     def state(self, stream: int, name: str) -> npt.NDArray[np.float32]: ...
+    def hint(self, layer: int, experts: Sequence[int]) -> bool:
+        """Experts that a layer (the model's number) may take in its next step, the most likely first. False:
+        no cache of experts that takes hints is there."""
+
     def stats(self) -> dict[str, Any]:
-        """The fields of EngineStats; ``expert_layers`` as (layer, hits, misses, evictions), ``boosters`` as
-        dicts."""
+        """The fields of EngineStats; ``expert_layers`` as (layer, hits, misses, evictions), ``expert_hints``
+        as a dict, ``boosters`` as dicts."""
 
     def start_trace(self, file: str) -> None:
         """Writes the routing of every row from here on to a compact trace."""

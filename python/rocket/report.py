@@ -75,6 +75,7 @@ class Experts:
     streamed_bytes: int = 0
     fetch_s: float = 0.0
     layers: tuple[tuple[int, int, int, int], ...] = ()  # layer, hits, misses, evictions
+    hints: dict[str, int] = field(default_factory=dict)  # ExpertHintStats, counted apart
 
     @staticmethod
     def from_stats(stats: dict[str, Any]) -> "Experts":
@@ -85,6 +86,7 @@ class Experts:
             stats["streamed_bytes"],
             stats["fetch_seconds"],
             tuple(stats["expert_layers"]),
+            stats["expert_hints"],
         )
 
     def __sub__(self, earlier: "Experts") -> "Experts":
@@ -95,6 +97,7 @@ class Experts:
             self.streamed_bytes - earlier.streamed_bytes,
             self.fetch_s - earlier.fetch_s,
             _less(self.layers, earlier.layers),
+            {name: count - earlier.hints.get(name, 0) for name, count in self.hints.items()},
         )
 
     @property
@@ -114,6 +117,7 @@ class Experts:
             "hit_rate": self.hit_rate,
             "streamed_bytes": self.streamed_bytes,
             "fetch_gb_s": self.fetch_gb_s,
+            "hints": self.hints,
             "layers": [
                 {
                     "layer": layer,

@@ -96,6 +96,19 @@ py::dict booster_dict(const BoosterStats& b) {
   return d;
 }
 
+py::dict hints_dict(const ExpertHintStats& h) {
+  py::dict d;
+  d["taken"] = h.taken;
+  d["useful"] = h.useful;
+  d["late"] = h.late;
+  d["wasted"] = h.wasted;
+  d["there"] = h.there;
+  d["useful_bytes"] = h.useful_bytes;
+  d["late_bytes"] = h.late_bytes;
+  d["wasted_bytes"] = h.wasted_bytes;
+  return d;
+}
+
 // The engine as Python holds it. Calls of several threads take turns: each waits for the lock without the GIL, so that
 // the call in progress can take the GIL when it needs it.
 class CoreEngine {
@@ -550,6 +563,12 @@ void add_engine(py::module_& m) {
             return py::array_t<float>(static_cast<py::ssize_t>(v.size()), v.data());
           },
           py::arg("stream"), py::arg("name"))
+      .def(
+          "hint",
+          [](CoreEngine& e, int32_t layer, const std::vector<int32_t>& experts) {
+            return e.take()->hint(layer, experts);
+          },
+          py::arg("layer"), py::arg("experts"))
       .def("stats",
            [](CoreEngine& e) {
              const EngineStats s = e.take()->stats();
@@ -561,6 +580,7 @@ void add_engine(py::module_& m) {
              d["expert_evictions"] = s.expert_evictions;
              d["streamed_bytes"] = s.streamed_bytes;
              d["fetch_seconds"] = s.fetch_seconds;
+             d["expert_hints"] = hints_dict(s.expert_hints);
              std::vector<std::tuple<int32_t, int64_t, int64_t, int64_t>> layers;
              for (const ExpertLayerStats& l : s.expert_layers)
                layers.emplace_back(l.layer, l.hits, l.misses, l.evictions);

@@ -21,9 +21,11 @@ enum Order : int32_t {
   kLoad,
   kTruncate,
   kFigures,
+  kHint,
 };
 constexpr const char* kOrderNames[] = {"stop",     "open",    "close", "fork", "step",     "commit",
-                                       "snapshot", "restore", "drop",  "load", "truncate", "figures"};
+                                       "snapshot", "restore", "drop",  "load", "truncate", "figures",
+                                       "hint"};
 constexpr int32_t kOrders = sizeof kOrderNames / sizeof *kOrderNames;
 
 struct Head {
@@ -83,6 +85,7 @@ std::string pack_stats(const EngineStats& s, const EngineInfo& info, const Fabri
   for (const int64_t value : {s.expert_hits, s.expert_misses, s.expert_evictions, s.streamed_bytes})
     parcel.put(value);
   parcel.put(s.fetch_seconds);
+  parcel.put(s.expert_hints);
   parcel.array(s.expert_layers.data(), s.expert_layers.size());
   const FabricFigures& f = fabric.figures();
   parcel.text(info.device);
@@ -92,11 +95,20 @@ std::string pack_stats(const EngineStats& s, const EngineInfo& info, const Fabri
   return parcel.data();
 }
 
+void add_hints(ExpertHintStats& all, const ExpertHintStats& one) {
+  for (int64_t ExpertHintStats::*const part :
+       {&ExpertHintStats::taken, &ExpertHintStats::useful, &ExpertHintStats::late, &ExpertHintStats::wasted,
+        &ExpertHintStats::there, &ExpertHintStats::useful_bytes, &ExpertHintStats::late_bytes,
+        &ExpertHintStats::wasted_bytes})
+    all.*part += one.*part;
+}
+
 void add_stats(EngineStats& all, const std::string& message, int32_t rank) {
   ParcelReader parcel(message);
   for (int64_t* sum : {&all.expert_hits, &all.expert_misses, &all.expert_evictions, &all.streamed_bytes})
     *sum += parcel.get<int64_t>();
   all.fetch_seconds = std::max(all.fetch_seconds, parcel.get<double>());
+  add_hints(all.expert_hints, parcel.get<ExpertHintStats>());
   std::vector<ExpertLayerStats> layers;
   parcel.array(layers);
   all.expert_layers.resize(std::max(all.expert_layers.size(), layers.size()));
@@ -163,6 +175,13 @@ void obey(Session& session, Fabric& fabric, int32_t order, ParcelReader& parcel)
     case kFigures:
       fabric.gather(pack_stats(session.stats(), session.info(), fabric), "figures");
       break;
+    case kHint: {
+      const auto layer = parcel.get<int32_t>();
+      std::vector<int32_t> experts;
+      parcel.array(experts);
+      session.hint(layer, experts);
+      break;
+    }
     default:
       break;
   }
@@ -333,6 +352,16 @@ void Lead::truncate(StreamId stream, int64_t position) {
         p.put(position);
       },
       [&] { session_->truncate(stream, position); });
+}
+
+bool Lead::hint(int32_t layer, std::span<const int32_t> experts) {
+  return lead(
+      kHint,
+      [&](ParcelWriter& p) {
+        p.put(layer);
+        p.array(experts.data(), experts.size());
+      },
+      [&] { return session_->hint(layer, experts); });
 }
 
 EngineStats Lead::stats() {

@@ -43,6 +43,7 @@ class Lead : public Engine {
   std::vector<float> state(StreamId stream, const std::string& name) const override {
     return session_->state(stream, name);
   }
+  bool hint(int32_t layer, std::span<const int32_t> experts) override;
   EngineStats stats() override;  // of all ranks together, and of each
   void set_profile(bool on) override { session_->set_profile(on); }
   std::vector<StageTime> profile() override { return session_->profile(); }

@@ -29,6 +29,8 @@ class RowExchange {
   // Floats of the buffer that a step of so many rows needs.
   static int64_t buffer_floats(int32_t ranks, int64_t rows, int64_t topk, int64_t hidden);
 
+  bool owns(int32_t layer, int32_t expert) const { return split_.owner_of(layer, expert) == fabric_.rank(); }
+
   void begin_step();
   // ids: [rows, topk]. own: out [rows, topk]. The buffer and ids must stay until finish().
   void begin(int32_t layer, std::span<const int32_t> ids, int32_t* own, float* buffer);

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -84,11 +85,21 @@ struct BoosterStats {
   double wait_ms = 0;         // for rows of others that had not come when they were needed
 };
 
+// Of hinted experts that were given a slot: useful + late + wasted + there = taken. Bytes of wasted ones only where they
+// were read.
+struct ExpertHintStats {
+  int64_t taken = 0;
+  int64_t useful = 0, late = 0, wasted = 0;  // as src/experts/cache.h says
+  int64_t there = 0;                         // have their slot, and were not demanded yet
+  int64_t useful_bytes = 0, late_bytes = 0, wasted_bytes = 0;
+};
+
 struct EngineStats {
   int64_t steps = 0, rows = 0;
   int64_t expert_hits = 0, expert_misses = 0, expert_evictions = 0,
           streamed_bytes = 0;  // distinct experts a step
-  double fetch_seconds = 0;    // of a bounded cache, while experts were read
+  double fetch_seconds = 0;    // of a bounded cache, while a step waited for experts
+  ExpertHintStats expert_hints;  // counted apart from hits, misses and streamed bytes
   std::vector<ExpertLayerStats>
       expert_layers;  // MoE layers; empty where every expert is resident on a device
   std::vector<BoosterStats>
@@ -168,6 +179,11 @@ class Engine {
   virtual std::vector<std::string> snapshots() const = 0;
   virtual void save_snapshot(const std::string& name, const std::string& file) = 0;
   virtual void load_snapshot(const std::string& name, const std::string& file) = 0;
+
+  // Experts that a layer (the model's number) may take in its next step, the most likely first. They are read while the
+  // link is idle; no result depends on them. False: nothing was done, as no cache of experts that takes hints is there.
+  // Throws InputError.
+  virtual bool hint(int32_t layer, std::span<const int32_t> experts) = 0;
 
   // Cuts a stream back to its first `position` tokens: the nearest snapshot of its past, then replay.
   virtual void truncate(StreamId stream, int64_t position) = 0;

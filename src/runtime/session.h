@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,7 @@ class Session : public Engine {
   }
   std::vector<int32_t> sample(const std::vector<Draw>& draws) override;
   std::vector<float> state(StreamId stream, const std::string& name) const override;
+  bool hint(int32_t layer, std::span<const int32_t> experts) override { return model_->hint(layer, experts); }
   EngineStats stats() override;
   void set_profile(bool on) override { model_->set_profile(on); }
   std::vector<StageTime> profile() override;
