@@ -144,7 +144,8 @@ struct Bench {
 bool balanced(const StreamStats& stats) {
   CacheCounters c;
   for (const CacheCounters& layer : stats.layers) c += layer;
-  return c.hints_taken == c.hints_useful + c.hints_late + c.hints_wasted + stats.hints_there;
+  return c.hints_taken ==
+         c.hints_useful + c.hints_late + c.hints_wasted + stats.hints_on_their_way + stats.hints_there;
 }
 
 CacheCounters total(Bench& bench) {

@@ -181,6 +181,7 @@ class CoreEngine:
             "expert_misses": self._steps,
             "expert_evictions": self._steps,
             "streamed_bytes": self._steps << 20,
+            "expert_hints": {"taken": 0},
         }
 
     def set_profile(self, on):

@@ -98,6 +98,7 @@ def test_json(fuel: Path) -> None:
         "hit_rate",
         "streamed_bytes",
         "fetch_gb_s",
+        "hints",
         "layers",
         "slots",
         "slot_bytes",

@@ -184,6 +184,7 @@ def test_the_json_object(fuel: str) -> None:
         "hit_rate": 0.9,
         "streamed_bytes": 4 << 20,
         "fetch_gb_s": None,
+        "hints": {"taken": 0},
         "layers": [],
         "slots": 16,
         "slot_bytes": 1024,

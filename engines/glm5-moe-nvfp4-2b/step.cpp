@@ -1,6 +1,8 @@
 // A step from the session's side: issuing it, and what is read back of it.
 #include <algorithm>
+#include <string>
 
+#include "base/error.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
 
 namespace rocket::glm5 {
@@ -100,6 +102,7 @@ EngineStats Glm5::stats() {
     all.expert_hints.late += c.hints_late;
     all.expert_hints.wasted += c.hints_wasted;
   }
+  all.expert_hints.on_their_way = stats.hints_on_their_way;
   all.expert_hints.there = stats.hints_there;
   all.expert_hints.useful_bytes = stats.hint_bytes.useful;
   all.expert_hints.late_bytes = stats.hint_bytes.late;

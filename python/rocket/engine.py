@@ -223,6 +223,12 @@ class Engine:
         """Reads a snapshot of the same fuel from a file and keeps it under a name."""
         self.core.load_snapshot(name, str(file))
 
+    def hint(self, layer: int, experts: Sequence[int]) -> bool:
+        """Experts that a layer (the model's number) may take in its next step, the most likely first. Whatever
+        is hinted changes how long a step waits for experts, and no result. False: there is no cache that
+        takes hints."""
+        return self.core.hint(layer, experts)
+
     def start_trace(self, file: str | Path) -> None:
         """Writes the experts of every row from here on to a routing trace."""
         self.core.start_trace(str(file))

@@ -102,6 +102,7 @@ py::dict hints_dict(const ExpertHintStats& h) {
   d["useful"] = h.useful;
   d["late"] = h.late;
   d["wasted"] = h.wasted;
+  d["on_their_way"] = h.on_their_way;
   d["there"] = h.there;
   d["useful_bytes"] = h.useful_bytes;
   d["late_bytes"] = h.late_bytes;

@@ -40,7 +40,7 @@ struct StreamStats {
   int64_t streamed_bytes = 0;         // of misses
   double fetch_seconds = 0;           // while somebody waited for bytes
   HintBytes hint_bytes = {};
-  int64_t hints_there = 0;  // that have a slot, not demanded yet
+  int64_t hints_on_their_way = 0, hints_there = 0;  // that have a slot and were not demanded yet
 };
 
 class ExpertStream {

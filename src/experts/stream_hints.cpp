@@ -124,7 +124,9 @@ StreamStats HostStream::stats() {
   stats.streamed_bytes = streamed_bytes_;
   stats.fetch_seconds = fetch_seconds_;
   stats.hint_bytes = hint_bytes_;
-  for (const Hinted& hint : hinted_) stats.hints_there += hint != nullptr;
+  stats.hints_on_their_way = on_their_way_;
+  stats.hints_there =
+      std::count_if(hinted_.begin(), hinted_.end(), [](const Hinted& hint) { return hint && hint->there; });
   return stats;
 }
 

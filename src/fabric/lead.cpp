@@ -23,9 +23,9 @@ enum Order : int32_t {
   kFigures,
   kHint,
 };
-constexpr const char* kOrderNames[] = {"stop",     "open",    "close", "fork", "step",     "commit",
-                                       "snapshot", "restore", "drop",  "load", "truncate", "figures",
-                                       "hint"};
+constexpr const char* kOrderNames[] = {"stop",     "open",     "close",   "fork", "step",
+                                       "commit",   "snapshot", "restore", "drop", "load",
+                                       "truncate", "figures",  "hint"};
 constexpr int32_t kOrders = sizeof kOrderNames / sizeof *kOrderNames;
 
 struct Head {
@@ -96,10 +96,10 @@ std::string pack_stats(const EngineStats& s, const EngineInfo& info, const Fabri
 }
 
 void add_hints(ExpertHintStats& all, const ExpertHintStats& one) {
-  for (int64_t ExpertHintStats::*const part :
+  for (int64_t ExpertHintStats::* const part :
        {&ExpertHintStats::taken, &ExpertHintStats::useful, &ExpertHintStats::late, &ExpertHintStats::wasted,
-        &ExpertHintStats::there, &ExpertHintStats::useful_bytes, &ExpertHintStats::late_bytes,
-        &ExpertHintStats::wasted_bytes})
+        &ExpertHintStats::on_their_way, &ExpertHintStats::there, &ExpertHintStats::useful_bytes,
+        &ExpertHintStats::late_bytes, &ExpertHintStats::wasted_bytes})
     all.*part += one.*part;
 }
 

@@ -85,20 +85,20 @@ struct BoosterStats {
   double wait_ms = 0;         // for rows of others that had not come when they were needed
 };
 
-// Of hinted experts that were given a slot: useful + late + wasted + there = taken. Bytes of wasted ones only where they
-// were read.
+// Of hinted experts that were given a slot: taken = useful + late + wasted + on_their_way + there. Bytes of wasted ones
+// only where they were read.
 struct ExpertHintStats {
   int64_t taken = 0;
   int64_t useful = 0, late = 0, wasted = 0;  // as src/experts/cache.h says
-  int64_t there = 0;                         // have their slot, and were not demanded yet
+  int64_t on_their_way = 0, there = 0;       // have their slot, and were not demanded yet
   int64_t useful_bytes = 0, late_bytes = 0, wasted_bytes = 0;
 };
 
 struct EngineStats {
   int64_t steps = 0, rows = 0;
   int64_t expert_hits = 0, expert_misses = 0, expert_evictions = 0,
-          streamed_bytes = 0;  // distinct experts a step
-  double fetch_seconds = 0;    // of a bounded cache, while a step waited for experts
+          streamed_bytes = 0;    // distinct experts a step
+  double fetch_seconds = 0;      // of a bounded cache, while a step waited for experts
   ExpertHintStats expert_hints;  // counted apart from hits, misses and streamed bytes
   std::vector<ExpertLayerStats>
       expert_layers;  // MoE layers; empty where every expert is resident on a device
