@@ -16,7 +16,7 @@ from rocket._core import Row, SamplingParams
 GREEDY = SamplingParams()
 
 
-def scenario(engine: Engine, seed: int) -> dict[str, Any]:
+def scenario(engine: Engine, seed: int, hints: bool) -> dict[str, Any]:
     """Prompts in chunks of several sizes, batches, forks, mixed steps, checkpoints, snapshots, rollbacks,
     embeddings, scores, and calls that are refused: everything that comes out."""
     rng = np.random.default_rng(seed)
@@ -33,7 +33,10 @@ def scenario(engine: Engine, seed: int) -> dict[str, Any]:
     streams.append(core.fork(streams[1]))
     last = some(4)
     warm = SamplingParams(0.9, top_k=20, seed=seed)
+    guess = np.random.default_rng(seed)
     for _ in range(5):
+        for layer, *_ in core.stats()["expert_layers"] if hints else ():
+            core.hint(layer, guess.integers(0, info["experts"], 6).tolist())
         last = core.decode_batch(streams, last, [GREEDY, warm, GREEDY, warm])
         logits.append(core.last_logits())
         tokens += last
@@ -81,7 +84,7 @@ def refuse(call: Any, kind: type[Exception]) -> None:
     raise AssertionError(f"expected {kind.__name__}")
 
 
-def run(fuel: Path, **options: Any) -> dict[str, Any] | None:
+def run(fuel: Path, hints: bool = False, **options: Any) -> dict[str, Any] | None:
     """On rank 0 what came out."""
     with Engine(
         fuel,
@@ -96,7 +99,7 @@ def run(fuel: Path, **options: Any) -> dict[str, Any] | None:
         if engine.rank:
             engine.follow()
             return None
-        return scenario(engine, 7)
+        return scenario(engine, 7, hints)
 
 
 if __name__ == "__main__":

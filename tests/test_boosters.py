@@ -70,7 +70,7 @@ def test_bits_are_those_of_one_booster(fuel: Path, alone: dict[str, Any], ranks:
     splits = {by: write_split(fuel, ranks, by, tmp_path) for by in WAYS}
     options: list[dict[str, Any]] = [{"split": split} for split in (None, *splits.values())]
     for slots in (smallest, smallest + 1, experts):
-        options.append({"split": splits["load"], "expert_slots": slots})
+        options.append({"split": splits["load"], "expert_slots": slots, "hints": slots != smallest})
     runs = [{"fuel": fuel, "boosters": ranks, **more} for more in options]
     inputs, output = tmp_path / "in", tmp_path / "out"
     inputs.write_bytes(pickle.dumps(runs))
@@ -83,6 +83,10 @@ def test_bits_are_those_of_one_booster(fuel: Path, alone: dict[str, Any], ranks:
         stats = found["stats"]
         planned = workspace_bytes(load_account(str(fuel))[1].arch, 160, 64, ranks)
         assert found["info"]["workspace_bytes"] <= planned
+        hints = stats["expert_hints"]
+        assert (hints["taken"] > 0) == options.get("hints", False)
+        parts = ("useful", "late", "wasted", "on_their_way", "there")
+        assert hints["taken"] == sum(hints[part] for part in parts)
         if "expert_slots" not in options:  # all ranks together use what one would
             for name in ("expert_hits", "expert_misses", "expert_layers"):
                 assert stats[name] == alone["stats"][name]
