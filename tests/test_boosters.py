@@ -84,7 +84,7 @@ def test_bits_are_those_of_one_booster(fuel: Path, alone: dict[str, Any], ranks:
         planned = workspace_bytes(load_account(str(fuel))[1].arch, 160, 64, ranks)
         assert found["info"]["workspace_bytes"] <= planned
         hints = stats["expert_hints"]
-        assert (hints["taken"] > 0) == options.get("hints", False)
+        assert options.get("hints") or hints["taken"] == 0
         parts = ("useful", "late", "wasted", "on_their_way", "there")
         assert hints["taken"] == sum(hints[part] for part in parts)
         if "expert_slots" not in options:  # all ranks together use what one would

@@ -224,9 +224,10 @@ class Engine:
         self.core.load_snapshot(name, str(file))
 
     def hint(self, layer: int, experts: Sequence[int]) -> bool:
-        """Experts that a layer (the model's number) may take in its next step, the most likely first. Whatever
-        is hinted changes how long a step waits for experts, and no result. False: there is no cache that
-        takes hints."""
+        """Experts that a layer (the model's number) may take in its next step, the most likely first.
+
+        Hints change how long a step waits for experts, and no result. False: there is no cache that takes any.
+        """
         return self.core.hint(layer, experts)
 
     def start_trace(self, file: str | Path) -> None:
