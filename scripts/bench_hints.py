@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What perfect hints hide: a decode run from a slab with a bounded cache of experts, without hints, and with the
-experts that each token will take hinted before its step, from a trace of the same run."""
+"""What perfect hints hide: a decode run from a slab with a bounded cache of experts, without hints, and with
+the experts that each token will take hinted before its step, from a trace of the same run."""
 
 import argparse
 import sys
@@ -64,7 +64,7 @@ def decode(engine: Engine, tokens: int, future: np.ndarray | None, trace: Path |
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fuel", default="sparkler", help="name or folder")
-    parser.add_argument("--slab", help="the folder of the fuel's slab; by default one is written and removed")
+    parser.add_argument("--slab", help="its folder; by default one is written and removed")
     parser.add_argument("--slots", type=int, action="append", help="of the cache; may be repeated")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0)
@@ -87,9 +87,8 @@ def bench(o: argparse.Namespace, fuel: Path, work: Path) -> None:
         plain = decode(engine, o.tokens, None, work / "routing")
     future = read_trace(str(work / "routing"))["ids"]
     every = info["moe_layers"] * info["experts"]
-    print(
-        f"{info['slot_bytes'] / 2**20:.2f} MiB an expert, {every} experts; ms a token in place {plain.ms:.2f}"
-    )
+    size = info["slot_bytes"] / 2**20
+    print(f"{every} experts of {size:.2f} MiB; in place {plain.ms:.2f} ms a token")
     print("slots  hints     ms/tok  misses/tok  useful  late  wasted  waited ms/tok")
     for slots in o.slots or [every // 4, every // 2]:
         for hinted in (None, future):
@@ -98,10 +97,12 @@ def bench(o: argparse.Namespace, fuel: Path, work: Path) -> None:
             if any(run.tokens != plain.tokens for run in runs):
                 sys.exit("error: other tokens than with experts in place")
             best = min(runs, key=lambda run: run.ms)
+            name = "none" if hinted is None else "perfect"
+            by_kind = [best.hints(kind) for kind in ("useful", "late", "wasted")]
             print(
-                f"{slots:5}  {'none' if hinted is None else 'perfect':8}  {best.ms:6.2f}  "
-                f"{best.counted('expert_misses'):10.2f}  {best.hints('useful'):6.2f}  {best.hints('late'):4.2f}"
-                f"  {best.hints('wasted'):6.2f}  {1000 * best.counted('fetch_seconds'):13.2f}"
+                f"{slots:5}  {name:8}  {best.ms:6.2f}  {best.counted('expert_misses'):10.2f}  "
+                f"{by_kind[0]:6.2f}  {by_kind[1]:4.2f}  {by_kind[2]:6.2f}  "
+                f"{1000 * best.counted('fetch_seconds'):13.2f}"
             )
 
 

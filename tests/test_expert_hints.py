@@ -1,5 +1,5 @@
-"""Hints to the cache of experts, with the future from a trace and at random: the same bits as experts in place,
-fewer misses where they are right, and each of them accounted for."""
+"""Hints to the cache of experts, with the future from a trace and at random: the same bits as experts in
+place, fewer misses where they are right, and each of them accounted for."""
 
 import time
 from dataclasses import dataclass
@@ -54,8 +54,8 @@ def future(tmp_path_factory: pytest.TempPathFactory) -> Future:
 def decode(
     core: _core.CoreEngine, future: Future | None, trace: Path | None = None, wait: bool = False
 ) -> tuple[list[int], np.ndarray]:
-    """The prompt, then tokens; before each, hints of all that it will take. ``wait``: until they are there. Not
-    before the first: what the prompt used keeps its slots until the next step begins."""
+    """The prompt, then tokens; before each but the first, hints of all that it will take (what the prompt
+    used keeps its slots until the next step begins). ``wait``: until they are there."""
     stream = core.open()
     tokens = [core.prompt(stream, PROMPT, GREEDY)]
     logits = [core.last_logits()]

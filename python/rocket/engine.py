@@ -226,7 +226,7 @@ class Engine:
     def hint(self, layer: int, experts: Sequence[int]) -> bool:
         """Experts that a layer (the model's number) may take in its next step, the most likely first.
 
-        Hints change how long a step waits for experts, and no result. False: there is no cache that takes any.
+        Hints change how long a step waits for experts, and no result. False: no cache here takes any.
         """
         return self.core.hint(layer, experts)
 

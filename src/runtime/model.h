@@ -37,7 +37,7 @@ class Model {
   virtual void drawn(int32_t rows, int32_t* token) = 0;
 
   virtual EngineStats stats() = 0;  // of experts; the session counts steps and rows
-  virtual bool hint(int32_t layer, std::span<const int32_t> experts) = 0;  // as Engine's
+  virtual bool hint(int32_t /*layer*/, std::span<const int32_t> /*experts*/) { return false; }  // as Engine's
   virtual StageTimer& timer() = 0;
   virtual void set_profile(bool on) { timer().set(on); }
   virtual void start_trace(const std::string& file) = 0;
