@@ -435,6 +435,17 @@ def test_a_slot_map_from_a_file(tmp_path: Path) -> None:
     check_error(result, 1, f"slot map: layer {layers[0]}", "at least 4 slots", "found 3")
     file.write_text(json.dumps({"99": 4}))
     check_error(run_decode("--prompt-ids", "5", "--slot-map", str(file)), 2, "--slot-map", "99")
+    for slots in (-1, 10**23):
+        file.write_text(json.dumps(dict.fromkeys(map(str, moe_layers(SPARKLER)), slots)))
+        check_error(run_decode("--prompt-ids", "5", "--slot-map", str(file)), 2, str(file), f"found {slots}")
+    file.write_text(json.dumps({"per_layer": {"1": 4}, "foo": 1}))
+    check_error(run_decode("--prompt-ids", "5", "--slot-map", str(file)), 2, "per_layer alone", '"foo"')
+
+
+def test_a_trace_into_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_error(run_decode("--prompt-ids", "5", "--trace-out", str(pipe)), 2, "--trace-out", "is a pipe")
 
 
 @pytest.mark.parametrize(

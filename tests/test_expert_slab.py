@@ -217,6 +217,15 @@ def test_decode_score_and_bench_take_it(slab: Path, tmp_path: Path) -> None:
     assert json.loads(bench.out)["experts"]["misses"] > 0
 
 
+@pytest.mark.parametrize("option", ["--trace-out", "--logits-out"])
+def test_no_output_replaces_it(own_slab: Path, option: str) -> None:
+    file = own_slab / SLAB
+    before = file.read_bytes()
+    arguments = ("--prompt", "x", "--expert-slots", "10", "--expert-slab", str(own_slab), option, str(file))
+    check_error(run_decode(*arguments), 2, option, "--expert-slab", "would be lost")
+    assert file.read_bytes() == before
+
+
 def test_what_cannot_be_read(slab: Path, own_slab: Path, tmp_path: Path) -> None:
     base = ("--prompt-ids", "5", "--expert-slots", "20", "--expert-slab")
     check_error(

@@ -177,6 +177,7 @@ def decode(
         "--prompt-file": prompt_file,
         "--slot-map": slot_map,
         "--split": split,
+        "--expert-slab": experts.slab_file,
         "standard input": 0 if reads_stdin else None,
     }
     with joined(count, booster_wait) as rank:

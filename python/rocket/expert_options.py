@@ -21,6 +21,7 @@ GIB_HELP = (
 )
 SLOTS_HELP = "The same, for N experts of all layers together."
 MAP_HELP = 'The same, with slots for each MoE layer: {"per_layer": {"3": 176, …}}.'
+SLAB_FILE = "experts.slab"
 SLAB_HELP = "Fill the cache of experts from this slab, which rocket fuel slab has written."
 TRACE_HELP = "Record the experts of every token fed, as rocket trace reads them."
 
@@ -33,6 +34,11 @@ class ExpertCache:
     slots: int | None = None
     slot_map: str | None = None
     slab: str | None = None
+
+    @property
+    def slab_file(self) -> str | None:
+        """What a run reads of the slab, as an input that no output may replace."""
+        return None if not self.slab else str(Path(self.slab) / SLAB_FILE)
 
     def check(self) -> None:
         """Throws UsageError for what can be seen before a fuel is looked at."""
@@ -98,8 +104,10 @@ def check_trace_place(trace_out: str, fuel: Path, inputs: Mapping[str, str | int
             raise UsageError(
                 f"--trace-out: {trace_out} is the file of {name}, and would be lost", "give another file"
             )
-    probe = AtomicFile(trace_out, "--trace-out")
-    seekable = probe.file.seekable()
-    probe.discard()
-    if not seekable:
+    pipe = Path(trace_out).is_fifo()  # opening one waits for a reader
+    if not pipe:
+        probe = AtomicFile(trace_out, "--trace-out")
+        pipe = not probe.file.seekable()
+        probe.discard()
+    if pipe:
         raise UsageError(f"--trace-out: {trace_out} is a pipe, and can be read once only", "give a file")

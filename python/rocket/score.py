@@ -193,6 +193,7 @@ def run(o: ScoreOptions) -> int:
             "--ids": o.ids,
             "--against": o.against,
             "--slot-map": o.experts.slot_map,
+            "--expert-slab": o.experts.slab_file,
         }
         check_output_place("--out", o.out, folder, inputs)
     config = _core.read_config(str(folder))

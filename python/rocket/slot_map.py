@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rocket.checked import parse_json, read_whole, shown
 from rocket.errors import UsageError
 
+_MOST = 1 << 40  # more than any cache has; what is beyond the experts is cut
 _HINT = "give an object like the slots_of_layer that rocket plan --json prints"
 
 
@@ -14,7 +15,10 @@ def read_slot_map(path: str, layer_ids: Sequence[int], option: str = "--slot-map
     """Slots of each of the layers, in their order."""
     where = f"{option} {path}"
     value = parse_json(read_whole(path, option), where)
-    if isinstance(value, dict) and list(value) == ["per_layer"]:
+    if isinstance(value, dict) and "per_layer" in value:
+        for name in value:
+            if name != "per_layer":
+                raise UsageError(f"{where}: expected per_layer alone, found {shown(name)} beside it", _HINT)
         value = value["per_layer"]
         where += ": per_layer"
     if not isinstance(value, dict):
@@ -27,6 +31,8 @@ def read_slot_map(path: str, layer_ids: Sequence[int], option: str = "--slot-map
             raise UsageError(
                 f"{where}: {layer}: expected a whole number of slots, found {shown(count)}", _HINT
             )
+        if not 0 <= count <= _MOST:
+            raise UsageError(f"{where}: {layer}: expected 0 to {_MOST} slots, found {shown(count)}", _HINT)
     for layer in layers:
         if layer not in value:
             raise UsageError(f"{where}: {layer}: missing; expected a whole number of slots", _HINT)
