@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rocket._core import Fabric
 
 BOOSTERS_HELP = "Share the routed experts between N processes, which mpirun -np N starts."
+DENSE_HELP = "Share the dense weights, too: heads, columns of MLPs and rows of lm_head."
 SPLIT_HELP = "Which booster owns which expert (rocket split); by id without it."
 WAIT_HELP = "End the run when a booster has not answered for N seconds."
 WAIT_SECONDS = 60.0
@@ -168,9 +169,15 @@ def owners_of(folder: Path, boosters: int, split: str | Path | None) -> list[lis
     return make_split(config["n_routed_experts"], layers, boosters, "id").tolist()
 
 
-def arguments(folder: Path, boosters: int, split: str | Path | None, wait: float) -> dict[str, Any]:
+def arguments(
+    folder: Path, boosters: int, split: str | Path | None, wait: float, split_dense: bool
+) -> dict[str, Any]:
     """Of CoreEngine, for several boosters. Throws InputError for what cannot be."""
     try:
-        return {"fabric": connect(boosters, wait), "owners": owners_of(folder, boosters, split)}
+        return {
+            "fabric": connect(boosters, wait),
+            "owners": owners_of(folder, boosters, split),
+            "split_dense": split_dense,
+        }
     except UsageError as error:
         raise input_error(str(error), error.hint) from error

@@ -7,6 +7,7 @@ import typer
 
 from rocket.boosters import (
     BOOSTERS_HELP,
+    DENSE_HELP,
     SPLIT_HELP,
     WAIT_HELP,
     WAIT_SECONDS,
@@ -92,6 +93,7 @@ def decode(
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
     boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
     split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
+    split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,
     booster_wait: Annotated[float, number(WAIT_HELP, "N")] = WAIT_SECONDS,
     stats: Annotated[
         float | None, number("Print what the cache of experts did every N seconds.", "N")
@@ -164,6 +166,7 @@ def decode(
         experts=experts,
         boosters=count,
         split=split,
+        split_dense=split_dense,
         booster_wait=booster_wait,
         stats=stats,
         trace_out=trace_out,

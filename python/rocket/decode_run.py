@@ -65,6 +65,7 @@ class DecodeOptions:
     experts: ExpertCache = field(default_factory=ExpertCache)
     boosters: int = 1
     split: str | None = None
+    split_dense: bool = False
     booster_wait: float = WAIT_SECONDS
     stats: float | None = None
     trace_out: str | None = None
@@ -83,6 +84,7 @@ class DecodeOptions:
             "max_rows": self.prefill_chunk,
             "boosters": self.boosters,
             "split": self.split,
+            "split_dense": self.split_dense,
             "booster_wait": self.booster_wait,
             **self.experts.arguments(),
         }
