@@ -114,10 +114,10 @@ class Engine:
     One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
     routed experts in a cache of that size over the fuel's files, or over the slab in the folder
     ``expert_slab``, or on a GPU over the host's memory; without any all are in place or resident.
-    ``boosters`` above 1 share the routed experts, as the file ``split`` says or by id, and with ``split_dense``
-    the heads, columns and rows of the dense weights: every rank that mpirun
-    has started makes the same Engine, all but rank 0 call ``follow()``, rank 0 uses it as if it were alone. A
-    booster that does not answer for ``booster_wait`` seconds ends it.
+    ``boosters`` above 1 share the routed experts, as the file ``split`` says or by id, and with
+    ``split_dense`` the heads, columns and rows of the dense weights: every rank that mpirun has started makes
+    the same Engine, all but rank 0 call ``follow()``, rank 0 uses it as if it were alone. A booster that does
+    not answer for ``booster_wait`` seconds ends it.
     ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
     DeviceError.
     """
