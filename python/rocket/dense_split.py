@@ -94,7 +94,7 @@ def cut_of(
     of = other if other is not None and t.name.endswith(_SUFFIXES[2:]) else t
     packed = of.dtype == "U8"
     shape = (of.shape[0], of.shape[1] * 2) if packed else of.shape
-    cut = CutTensor(t.name, bucket, t.nbytes, loaded, columns, shape[1 if columns else 0])
+    cut = CutTensor(of.name, bucket, t.nbytes, loaded, columns, shape[1 if columns else 0])
     if of is t:
         return cut
     if row_scales:
