@@ -21,7 +21,7 @@ void check_split(const EngineOptions& options, const glm5::Config& config) {
   }
   const auto layers = static_cast<size_t>(std::count(config.is_moe.begin(), config.is_moe.end(), true));
   const size_t owners = layers * static_cast<size_t>(config.n_routed_experts);
-  if (split.experts != config.n_routed_experts || split.owner.size() != owners) {
+  if ((owners > 0 && split.experts != config.n_routed_experts) || split.owner.size() != owners) {
     throw InputError("split: expected owners of " + std::to_string(owners) + " experts, found " +
                      std::to_string(split.owner.size()));
   }

@@ -149,7 +149,9 @@ def ignore_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def owners_of(folder: Path, boosters: int, split: str | Path | None) -> list[list[int]]:
+def owners_of(
+    folder: Path, boosters: int, split: str | Path | None, split_dense: bool = False
+) -> list[list[int]]:
     """The booster of each expert of each MoE layer."""
     if split is not None:
         from rocket.fuel_account import load_account
@@ -161,10 +163,10 @@ def owners_of(folder: Path, boosters: int, split: str | Path | None) -> list[lis
 
     config = _core.read_config(str(folder))
     layers = sum(config["is_moe"])
-    if not layers:
+    if not layers and not split_dense:
         raise UsageError(
             f"--boosters: expected 1, since {folder} has no MoE layers, found {boosters}",
-            "there is nothing to share",
+            "share the dense weights: --split-dense",
         )
     return make_split(config["n_routed_experts"], layers, boosters, "id").tolist()
 
@@ -176,7 +178,7 @@ def arguments(
     try:
         return {
             "fabric": connect(boosters, wait),
-            "owners": owners_of(folder, boosters, split),
+            "owners": owners_of(folder, boosters, split, split_dense),
             "split_dense": split_dense,
         }
     except UsageError as error:
