@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,43 @@ def joined(boosters: int, wait: float) -> Iterator[int]:
         fabric.fail(message, hint)
         raise
     fabric.leave()
+
+
+@dataclass(frozen=True)
+class Group:
+    """The options of several boosters as a command takes them."""
+
+    count: int = 1
+    split: str | None = None
+    split_dense: bool = False
+    wait: float = WAIT_SECONDS
+
+    @classmethod
+    def of(cls, boosters: int | None, split: str | None, split_dense: bool, wait: float) -> "Group":
+        """Checks them. Throws UsageError."""
+        check_real("--booster-wait", wait, 0, 86400, with_low=False)
+        return cls(count_of(boosters, split), split, split_dense, wait)
+
+    def arguments(self, threads: int) -> dict[str, Any]:
+        """Of Engine, on every booster."""
+        return {
+            "threads": threads_for(threads, self.count),
+            "boosters": self.count,
+            "split": self.split,
+            "split_dense": self.split_dense,
+            "booster_wait": self.wait,
+        }
+
+
+def follow(fuel: str, arguments: dict[str, Any]) -> int:
+    """On a booster other than the one that prints."""
+    from rocket.engine import Engine
+    from rocket.fuel import resolve
+
+    ignore_signals()
+    with Engine(resolve(fuel), **arguments) as engine:
+        engine.follow()
+    return 0
 
 
 def ignore_signals() -> None:
