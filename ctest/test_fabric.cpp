@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "fabric/handshake.h"
+#include "fabric/part_exchange.h"
 #include "fabric/row_exchange.h"
 #include "fabric/wire_fabric.h"
 
@@ -224,6 +225,70 @@ void test_out_of_step() {
   }
 }
 
+// --- parts ----------------------------------------------------------------------------------------------------
+
+// Sums are those of ranks in order, on all of them; columns stand side by side. An exchange of expert rows may be under
+// way meanwhile.
+void test_parts() {
+  std::mt19937 rng(8);
+  std::normal_distribution<float> normal;
+  for (int round = 0; round < 12; ++round) {
+    const int ranks = 2 + round % 3, rows = 1 + round % 5, columns = 3 + 7 * round;
+    std::vector<std::vector<float>> part(static_cast<size_t>(ranks));
+    for (auto& p : part) {
+      for (int i = 0; i < rows * columns; ++i) p.push_back(normal(rng));
+    }
+    std::vector<float> sum = part[0], side(static_cast<size_t>(ranks * rows * columns));
+    for (size_t r = 0; r < part.size(); ++r) {
+      for (size_t i = 0; i < sum.size(); ++i) {
+        if (r > 0) sum[i] += part[r][i];
+        const size_t row = i / static_cast<size_t>(columns), column = i % static_cast<size_t>(columns);
+        side[(row * part.size() + r) * static_cast<size_t>(columns) + column] = part[r][i];
+      }
+    }
+    const Layer layer = random_layer(rng, ranks, rows, 2, 16, 6);
+    const auto thrown = on_ranks(ranks, 20, [&](WireFabric& fabric, Post&) {
+      const auto me = static_cast<size_t>(fabric.rank());
+      PartExchange parts(fabric);
+      RowExchange exchange(fabric, layer.split, 2, 16, {3});
+      std::vector<float> buffer(static_cast<size_t>(PartExchange::buffer_floats(ranks, rows, columns)));
+      std::vector<float> wire(static_cast<size_t>(RowExchange::buffer_floats(ranks, rows, 2, 16)));
+      for (int step = 0; step < 3; ++step) {
+        std::vector<float> x = part[me], all(side.size(), NAN), routed(layer.routed.size(), NAN);
+        std::vector<int32_t> own(layer.ids.size());
+        parts.begin_step();
+        exchange.begin_step();
+        exchange.begin(0, layer.ids, own.data(), wire.data());
+        for (size_t i = 0; i < own.size(); ++i) {
+          const auto at = static_cast<ptrdiff_t>(i) * 16;
+          if (own[i] >= 0) std::copy_n(layer.routed.begin() + at, 16, routed.begin() + at);
+        }
+        exchange.send(routed.data());
+        parts.sum(x.data(), rows, columns, buffer.data(), "a sum");
+        exchange.finish(routed.data());
+        parts.join(part[me].data(), rows, columns, all.data(), buffer.data(), "columns");
+        expect(std::memcmp(x.data(), sum.data(), x.size() * 4) == 0, "the sum in the order of ranks");
+        expect(std::memcmp(all.data(), side.data(), all.size() * 4) == 0, "columns side by side");
+        expect(std::memcmp(routed.data(), layer.routed.data(), routed.size() * 4) == 0, "rows beside parts");
+      }
+      fabric.leave();
+    });
+    for (const std::string& error : thrown) expect(error.empty(), "no error: " + error);
+  }
+}
+
+void test_parts_out_of_step() {
+  const auto thrown = on_ranks(2, 5, [&](WireFabric& fabric, Post&) {
+    PartExchange parts(fabric);
+    std::vector<float> x(8), buffer(static_cast<size_t>(PartExchange::buffer_floats(2, 2, 4)));
+    parts.begin_step();
+    if (fabric.rank() == 1) parts.begin_step();
+    parts.sum(x.data(), 2, 4, buffer.data(), "attention");
+  });
+  for (const std::string& error : thrown)
+    expect(has(error, "out of step") && has(error, "attention"), "out of step: " + error);
+}
+
 // --- what is told ---------------------------------------------------------------------------------------------
 
 void test_messages() {
@@ -339,6 +404,8 @@ void test_one_that_has_left() {
 int main() {
   test_rows();
   test_out_of_step();
+  test_parts();
+  test_parts_out_of_step();
   test_messages();
   test_handshake();
   test_failure_reaches_all();

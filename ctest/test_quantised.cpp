@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <tuple>
 
 #include "fuel/nvfp4.h"
 #include "fuel/quantised.h"
@@ -360,9 +361,138 @@ void loader() {
   throws<rocket::PlanError>("an arena that is too small", [&] { loader.load(small); }, {"test weights"});
 }
 
+// Parts of a weight, read on their own, hold the numbers that the whole has there; they read no more than they are of.
+struct Cuttable {
+  const char* what;
+  std::vector<Tensor> tensors;
+  int64_t out, in;
+  std::vector<std::pair<int32_t, bool>> cuts;     // parts, columns: those that can be
+  std::vector<std::pair<int32_t, bool>> refused;  // and those that cannot
+};
+
+std::vector<float> numbers(const Weight& weight) {
+  std::vector<float> values(static_cast<size_t>(weight.out * weight.in));
+  dequantise_rows(weight, 0, weight.out, values.data());
+  return values;
+}
+
+void check_part(const Checkpoint& checkpoint, const Cuttable& c, const std::vector<float>& whole,
+                int32_t parts, bool columns, int64_t* disk) {
+  for (int32_t part = 0; part < parts; ++part) {
+    WeightLoader loader(checkpoint);
+    const int handle = loader.add("w", c.out, c.in, {part, parts, columns});
+    rocket::Arena arena(static_cast<size_t>(loader.arena_bytes()), "test weights");
+    int64_t read = 0;
+    loader.load(arena, [&](int64_t done, int64_t) { read = done; });
+    const Weight& w = loader.weight(handle);
+    check::expect(read == loader.disk_bytes(), std::string(c.what) + ": bytes read as announced");
+    check::expect(static_cast<int64_t>(arena.used()) == loader.arena_bytes(),
+                  std::string(c.what) + ": arena bytes as announced");
+    *disk += loader.disk_bytes();
+    const int64_t rows = columns ? c.out : c.out / parts, wide = columns ? c.in / parts : c.in;
+    check::expect(w.out == rows && w.in == wide, std::string(c.what) + ": shape of a part");
+    const int64_t row = columns ? 0 : part * rows, column = columns ? part * wide : 0;
+    std::vector<float> expected;
+    for (int64_t i = 0; i < rows * wide; ++i)
+      expected.push_back(whole[static_cast<size_t>((row + i / wide) * c.in + column + i % wide)]);
+    check::same_bits(c.what, numbers(w).data(), expected.data(), rows * wide);
+  }
+}
+
+void parts() {
+  const auto scale16 = [](int64_t count) {
+    return std::vector<uint16_t>(static_cast<size_t>(count), 0x3c00);
+  };
+  std::vector<float> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(0.5f + static_cast<float>(i));
+  std::vector<float> of_rows;
+  for (int i = 0; i < 12; ++i) of_rows.push_back(0.25f * static_cast<float>(i + 1));
+  const std::vector<Cuttable> all = {
+      {"BF16",
+       {raw("w.weight", "BF16", {12, 6}, 1)},
+       12,
+       6,
+       {{2, false}, {3, true}, {4, false}},
+       {{5, false}}},
+      {"F16", {tensor("w.weight", "F16", {12, 6}, scale16(72))}, 12, 6, {{3, false}, {2, true}}, {{4, true}}},
+      {"NVFP4",
+       {raw("w.weight", "U8", {6, 32}, 2), raw("w.weight_scale", "F8_E4M3", {6, 4}, 3),
+        f32("w.weight_scale_2", {}, 0.5f)},
+       6,
+       64,
+       {{2, false}, {3, false}, {2, true}, {4, true}},
+       {{8, true}}},
+      {"MXFP8",
+       {raw("w.weight", "F8_E4M3", {6, 64}, 4),
+        tensor("w.weight_scale", "U8", {6, 2}, std::vector<uint8_t>(12, 126))},
+       6,
+       64,
+       {{3, false}, {2, true}},
+       {{4, true}}},
+      {"FP8 in blocks",
+       {raw("w.weight", "F8_E4M3", {256, 264}, 5), tensor("w.weight_scale_inv", "F32", {2, 3}, blocks)},
+       256,
+       264,
+       {{2, false}, {4, false}},  // whole blocks of rows, and parts that lie within one
+       {{2, true}, {3, true}}},
+      {"FP8 with one scale",
+       {raw("w.weight", "F8_E4M3", {12, 150}, 6), f32("w.weight_scale", {}, 0.5f)},
+       12,
+       150,
+       {{3, false}, {3, true}},
+       {{7, false}}},
+      {"FP8 with rows",
+       {raw("w.weight", "F8_E4M3", {12, 10}, 7), tensor("w.weight_scale", "F32", {12, 1}, of_rows)},
+       12,
+       10,
+       {{3, false}, {2, true}},
+       {{5, false}}},
+  };
+  for (const Cuttable& c : all) {
+    with(c.tensors, [&](const Checkpoint& checkpoint) {
+      const WeightSource source = describe_weight(checkpoint, "w", c.out, c.in);
+      const std::vector<float> whole = numbers(Loaded(checkpoint, "w", c.out, c.in).weight);
+      for (const auto& [parts, columns] : c.cuts) {
+        check::expect(can_cut(source, parts, columns), std::string(c.what) + " can be cut");
+        int64_t disk = 0;
+        check_part(checkpoint, c, whole, parts, columns, &disk);
+        // Scales that several parts need are read by each.
+        check::expect(disk >= source.disk_bytes && disk <= source.disk_bytes + parts * 64,
+                      std::string(c.what) + ": all parts together read the whole once");
+      }
+      for (const auto& [parts, columns] : c.refused) {
+        check::expect(!can_cut(source, parts, columns), std::string(c.what) + " cannot be cut");
+        const rocket::WeightCut cut{0, parts, columns};
+        throws<FuelError>(c.what, [&] { cut_weight(source, cut); },
+                          {"w.weight", "in " + std::to_string(parts) + " parts of whole blocks of"});
+      }
+    });
+  }
+}
+
+// A view of some rows is a weight of its own.
+void rows_in_place() {
+  with({raw("w.weight", "U8", {6, 32}, 2), raw("w.weight_scale", "F8_E4M3", {6, 4}, 3),
+        f32("w.weight_scale_2", {}, 0.5f), raw("b.weight", "BF16", {6, 5}, 1),
+        raw("f.weight", "F8_E4M3", {384, 130}, 5),
+        tensor("f.weight_scale_inv", "F32", {3, 2}, std::vector<float>{1, 2, 3, 4, 5, 6})},
+       [&](const Checkpoint& checkpoint) {
+         for (const auto& [name, out, in] :
+              {std::tuple<const char*, int64_t, int64_t>{"w", 6, 64}, {"b", 6, 5}, {"f", 384, 130}}) {
+           const Loaded loaded(checkpoint, name, out, in);
+           const std::vector<float> whole = numbers(loaded.weight);
+           const int64_t count = out / 3;
+           const Weight part = rows_of(loaded.weight, count, count);
+           check::same_bits("rows in place", numbers(part).data(), whole.data() + count * in, count * in);
+         }
+       });
+}
+
 }  // namespace
 
 int main() {
+  parts();
+  rows_in_place();
   plain_formats();
   nvfp4_formats();
   fp8_formats();

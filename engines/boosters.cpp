@@ -21,7 +21,7 @@ void check_split(const EngineOptions& options, const glm5::Config& config) {
   }
   const auto layers = static_cast<size_t>(std::count(config.is_moe.begin(), config.is_moe.end(), true));
   const size_t owners = layers * static_cast<size_t>(config.n_routed_experts);
-  if (split.experts != config.n_routed_experts || split.owner.size() != owners) {
+  if ((owners > 0 && split.experts != config.n_routed_experts) || split.owner.size() != owners) {
     throw InputError("split: expected owners of " + std::to_string(owners) + " experts, found " +
                      std::to_string(split.owner.size()));
   }
@@ -67,6 +67,7 @@ Paper paper(const EngineOptions& options, const glm5::Loader& loader, const std:
       {"fuel's norms and biases", loader.small_digest()},
       {"split", std::to_string(options.split.ranks) + " boosters, " +
                     digest(owner.data(), owner.size() * sizeof(int32_t))},
+      {"dense weights", options.split_dense ? "split (--split-dense)" : "whole"},
       {"backend", backend},
       {"kernel path", kernels},
       {"prefill precision", options.prefill_precision},
@@ -90,7 +91,9 @@ std::string about_boosters(const Fabric& fabric, const EngineInfo& info) {
   return "boosters: " + std::to_string(fabric.ranks()) + " ranks over " + fabric.library() + "; rank 0 has " +
          std::to_string(info.experts_owned) + " of " +
          std::to_string(int64_t{info.moe_layers} * info.experts) + " experts, " +
-         format_bytes(info.owned_bytes) + ", beside the dense weights";
+         format_bytes(info.owned_bytes) + ", beside " +
+         (info.split_dense ? "its share of the dense weights, " : "the dense weights, ") +
+         format_bytes(info.dense_bytes);
 }
 
 }  // namespace rocket

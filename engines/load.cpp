@@ -217,10 +217,11 @@ std::unique_ptr<Engine> load(EngineOptions options) {
     throw PlanError("boosters: expected the cpu backend, found " + name + ": only it exchanges rows so far",
                     "use --backend cpu, or one booster");
   }
-  const glm5::Config config = glm5::read_config(options.fuel_dir);
+  glm5::Config config = glm5::read_config(options.fuel_dir);
   if (several) {
     check_split(options, config);
     take_limits(options);
+    if (options.split_dense) config = glm5::share_of(config, fabric.ranks());
   }
   check_limits(options, config);
   if (!options.expert_slab.empty() && !options.expert_cache.given()) {
@@ -281,7 +282,7 @@ std::unique_ptr<Engine> load(EngineOptions options) {
     session->info().choices.push_back(about_boosters(fabric, session->info()));
     return std::make_unique<Lead>(std::move(session), options.fabric);
   }
-  session->set_silent();
+  if (config.dense_ranks == 1) session->set_silent();  // else each rank has rows of lm_head
   return session;
 }
 

@@ -57,6 +57,9 @@ def scenario(engine: Engine, seed: int, hints: bool) -> dict[str, Any]:
     logits.append(core.step(rows)[0])
     core.commit(streams[1], 2)
     core.snapshot(streams[2], "kept")
+    if info["split_dense"]:
+        refuse(lambda: core.save_snapshot("kept", "/nowhere/file"), InputError)
+        refuse(lambda: core.load_snapshot("other", "/nowhere/file"), InputError)
     core.truncate(streams[0], 40)
     streams.append(core.restore("kept"))
     core.drop_snapshot("kept")

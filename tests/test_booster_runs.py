@@ -57,7 +57,8 @@ def test_json_agrees_with_the_plan(tmp_path: Path) -> None:
     done = decode_ranks(2, *PROMPT, "--tokens", "5", "--json", "--quiet")
     assert (done.status, done.err) == (0, "")
     boosters = json.loads(done.out)["boosters"]
-    fields = ["rank", "device", "experts_owned", "expert_bytes", "rows_sent", "rows_received", "wait_ms"]
+    fields = ["rank", "device", "experts_owned", "expert_bytes", "dense_bytes"]
+    fields += ["rows_sent", "rows_received", "wait_ms"]
     assert [list(booster) for booster in boosters] == [fields] * 2
     assert all(booster["wait_ms"] > 0 and booster["rows_sent"] > 0 for booster in boosters)
     plan = json.loads(run_rocket("plan", "sparkler", "--boosters", "2", "--json").out)

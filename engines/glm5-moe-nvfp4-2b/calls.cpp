@@ -387,19 +387,6 @@ void Glm5::router(size_t index, const MoeWeights& w, const MoeBuffers& b) {
   ops_.router(p, exec_);
 }
 
-void Glm5::share_rows(size_t index, MoeBuffers& b) {
-  const size_t choices = static_cast<size_t>(b.rows) * static_cast<size_t>(config_.num_experts_per_tok);
-  if (exchange_) exchange_->begin(moe_index_[index], {b.id, choices}, b.own, b.wire);
-}
-
-void Glm5::send_rows(const MoeBuffers& b) {
-  if (exchange_) exchange_->send(b.routed);
-}
-
-void Glm5::take_rows(const MoeBuffers& b) {
-  if (exchange_) exchange_->finish(b.routed);
-}
-
 void Glm5::find_experts(size_t index, MoeBuffers& b) {
   if (!stream_) return;
   const size_t choices = static_cast<size_t>(b.rows) * static_cast<size_t>(config_.num_experts_per_tok);

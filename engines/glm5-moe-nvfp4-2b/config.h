@@ -65,6 +65,12 @@ struct Config {
   std::vector<int64_t> eos_token_id;  // may be empty
   int64_t bos_token_id = -1;
 
+  // Ranks that share the dense weights. Above 1 linear_num_heads, num_attention_heads and intermediate_size are those of
+  // one rank (share.h).
+  int32_t dense_ranks = 1;
+
+  int32_t shared_inner() const { return moe_intermediate_size * n_shared_experts / dense_ranks; }
+  int32_t head_rows() const { return vocab_size / dense_ranks; }  // of lm_head
   int32_t kda_channels() const { return linear_num_heads * linear_head_dim; }
   int32_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
 };

@@ -28,6 +28,7 @@ void Glm5::layer(size_t index, const StepView& step, Activations& a) {
     StageTimer::Scope time(timer_, stage_.mlp);
     ArenaScope scope(workspace_);
     mlp(w.mlp, mlp_buffers(a.rows, config_.intermediate_size), a, a.block);
+    sum_parts(a.block, a.rows, "the dense MLP");
   }
   hyper_post(a);
   if (diagnose_ || recording_) {
@@ -50,6 +51,7 @@ void Glm5::kda(size_t index, const KdaWeights& w, const StepView& step, Activati
           {w.b, b.beta, config_.linear_num_heads}});
   kda_head(index, w, step, b);
   linear(b.o, C, a.rows, {{w.o, a.block, H}});
+  sum_parts(a.block, a.rows, "attention");
 }
 
 void Glm5::mla(size_t index, const MlaWeights& w, const StepView& step, Activations& a) {
@@ -78,6 +80,7 @@ void Glm5::mla(size_t index, const MlaWeights& w, const StepView& step, Activati
   sparse_mla(index, step, a, b);
   expand_value(w, b);
   linear(b.o, heads * config_.v_head_dim, a.rows, {{w.o, a.block, H, w.o_bias}});
+  sum_parts(a.block, a.rows, "attention");
   if (recording_) record_selected(step, a);
 }
 
@@ -102,7 +105,7 @@ void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   StageTimer::Scope time(timer_, stage_.moe);
   ArenaScope scope(workspace_);
   MoeBuffers b = moe_buffers(a.rows);
-  const MlpBuffers s = mlp_buffers(a.rows, int64_t{config_.moe_intermediate_size} * config_.n_shared_experts);
+  const MlpBuffers s = mlp_buffers(a.rows, config_.shared_inner());
   linear(a.y, config_.hidden_size, a.rows,
          {{w.router, b.logit, config_.n_routed_experts},
           {w.shared.gate, s.gate, s.inner},
@@ -121,6 +124,7 @@ void Glm5::moe(size_t index, const MoeWeights& w, Activations& a) {
   }
   send_rows(b);
   if (exchange_) shared_down();
+  sum_parts(a.block, a.rows, "the shared expert");
   take_rows(b);
   expert_sum(a, b);
   record_router(index, b);
@@ -130,11 +134,13 @@ void Glm5::head(const StepView& step, Activations& a) {
   if (step.logits_rows == 0) return;
   add_block(a);
   ArenaScope scope(workspace_);
-  const int64_t H = config_.hidden_size, V = config_.vocab_size;
+  const int64_t H = config_.hidden_size;
   float* hidden = workspace_.take<float>(step.logits_rows * H);
   hyper_head(step, a, hidden);
   StageTimer::Scope time(timer_, stage_.head);
-  linear(hidden, H, step.logits_rows, {{weights_->lm_head, logits_ + step.first_logit * V, V}});
+  float* mine = own_logits(step);
+  linear(hidden, H, step.logits_rows, {{weights_->lm_head, mine, config_.head_rows()}});
+  join_logits(step, mine);
   find_bad(step.first_logit, step.logits_rows);
   if (step.sampling)
     draw(step.first_logit, step.logits_rows, step.sampling, step.counter, token_ + step.first_logit);

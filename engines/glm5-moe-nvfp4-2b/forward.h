@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "experts/trace.h"
 #include "experts/usage.h"
+#include "fabric/part_exchange.h"
 #include "fabric/row_exchange.h"
 #include "glm5-moe-nvfp4-2b/config.h"
 #include "glm5-moe-nvfp4-2b/loader.h"
@@ -39,7 +40,7 @@ class Glm5 : public Model {
   const StateLayout& layout() const override { return layout_; }
   const EngineInfo& info() const override { return info_; }
   EngineInfo& info() { return info_; }
-  // Before the first step, where several ranks share the experts.
+  // Before the first step, where several ranks share the experts, and with a share's config the dense weights.
   void join(Fabric& fabric, const ExpertSplit& split);
   uint64_t fingerprint() const override { return loaded_->weights.fingerprint; }
   int32_t max_logits_rows() const override { return logits_rows(config_, max_rows_); }
@@ -165,9 +166,6 @@ class Glm5 : public Model {
   void expand_value(const MlaWeights& w, const MlaBuffers& b);
   void swiglu(float* gate, const float* up, int64_t inner, int32_t rows);
   void router(size_t index, const MoeWeights& w, const MoeBuffers& b);
-  void share_rows(size_t index, MoeBuffers& b);
-  void send_rows(const MoeBuffers& b);
-  void take_rows(const MoeBuffers& b);
   void find_experts(size_t index, MoeBuffers& b);
   void fetch_experts(int32_t wave, MoeBuffers& b);
   void expert_ffn(const MoeWeights& w, const Activations& a, const MoeBuffers& b);
@@ -176,6 +174,14 @@ class Glm5 : public Model {
   void draw(int32_t first, int32_t rows, const SamplingParams* sampling, const uint64_t* counter,
             int32_t* token);
   void hyper_head(const StepView& step, const Activations& a, float* hidden);
+
+  // exchange.cpp: what crosses between ranks.
+  void share_rows(size_t index, MoeBuffers& b);
+  void send_rows(const MoeBuffers& b);
+  void take_rows(const MoeBuffers& b);
+  void sum_parts(float* x, int32_t rows, const char* what);
+  float* own_logits(const StepView& step);
+  void join_logits(const StepView& step, const float* mine);
 
   void find_parts();
   void add_stages();
@@ -192,7 +198,7 @@ class Glm5 : public Model {
 
   int64_t select_width() const { return config_.index_topk + config_.index_kpool; }
 
-  Config config_;
+  Config config_;  // of this rank: heads and columns are those that it has
   StateLayout layout_;
   Precision precision_;
   std::unique_ptr<Backend> backend_;
@@ -210,6 +216,7 @@ class Glm5 : public Model {
   std::unique_ptr<ExpertUsage> usage_;     // of experts that are used in place
   ExpertStream* stream_ = nullptr;         // null: every expert is resident or in place
   std::unique_ptr<RowExchange> exchange_;  // null: this rank has every expert
+  std::unique_ptr<PartExchange> parts_;    // null: it has the dense weights whole
   std::unique_ptr<TraceWriter> trace_;
   bool diagnose_ = false, recording_ = false;
   std::vector<LayerDiagnostics> diagnostics_;

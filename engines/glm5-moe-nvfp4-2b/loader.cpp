@@ -59,7 +59,7 @@ Loader::Loader(const Config& config, const std::string& dir, bool streamed, cons
   bind_plain(prefix + "embed_tokens", V, H, &w.embed);
   const std::string head = naming.head + "lm_head";
   tied_ = config.tie_word_embeddings && !has_weight(*loaded_->checkpoint, head);
-  bind(tied_ ? prefix + "embed_tokens" : head, V, H, &w.lm_head);
+  bind_head(tied_ ? prefix + "embed_tokens" : head, tied_);
   small(prefix + "norm.weight", {H}, &w.norm);
   for (size_t i = 0; i < w.layer.size(); ++i) {
     const std::string layer = prefix + "layers." + std::to_string(i) + ".";
@@ -74,9 +74,10 @@ Loader::Loader(const Config& config, const std::string& dir, bool streamed, cons
       if (streamed) sources_.push_back({static_cast<int32_t>(i), {}});
       moe(layer + "mlp.", w.layer[i].moe);
     } else {
-      mlp(layer + "mlp.", config.intermediate_size, w.layer[i].mlp);
+      mlp(layer + "mlp.", int64_t{config.intermediate_size} * config.dense_ranks, w.layer[i].mlp);
     }
   }
+  if (config.dense_ranks > 1) check_cuts(possible_ranks(config));
   w.fingerprint = fingerprint_of(*loaded_->checkpoint);
   count_weights();
   const TensorCensus census = take_census(*loaded_->checkpoint, naming, config.num_hidden_layers);
@@ -86,21 +87,60 @@ Loader::Loader(const Config& config, const std::string& dir, bool streamed, cons
   w.vision_bytes = census.vision.bytes;
 }
 
-void Loader::bind(const std::string& name, int64_t out, int64_t in, Weight* to) {
-  const int handle = loader_->add(name, out, in);
-  *to = Weight{loader_->source(handle).format, out, in, nullptr, nullptr, 1.0f};
+int Loader::add(const std::string& name, int64_t out, int64_t in, Axis axis) {
+  if (axis == Axis::kWhole || config_.dense_ranks == 1) return loader_->add(name, out, in);
+  const WeightCut cut{rank_, config_.dense_ranks, axis == Axis::kColumns};
+  cuts_.push_back({describe_weight(*loaded_->checkpoint, name, out, in), cut.columns});
+  if (!can_cut(cuts_.back().whole, cut.parts, cut.columns))
+    return loader_->add(name, out, in);  // check_cuts() throws once all are known
+  return loader_->add(name, out, in, cut);
+}
+
+void Loader::bind(const std::string& name, int64_t out, int64_t in, Weight* to, Axis axis) {
+  const int handle = add(name, out, in, axis);
+  const WeightSource& source = loader_->source(handle);
+  *to = Weight{source.format, source.out, source.in, nullptr, nullptr, 1.0f};
   bound_.emplace_back(handle, to);
 }
 
-void Loader::bind_plain(const std::string& name, int64_t out, int64_t in, Weight* to) {
-  const int handle = loader_->add(name, out, in);
-  *to = Weight{loader_->source(handle).format, out, in, nullptr, nullptr, 1.0f};
+void Loader::bind_plain(const std::string& name, int64_t out, int64_t in, Weight* to, Axis axis) {
+  const int handle = add(name, out, in, axis);
+  const WeightSource& source = loader_->source(handle);
+  *to = Weight{source.format, source.out, source.in, nullptr, nullptr, 1.0f};
   if (plain(to->format)) {
     bound_.emplace_back(handle, to);
   } else {
     to->format = WeightFormat::kF32;
     expanded_.push_back({handle, to});
-    expanded_bytes_ += static_cast<int64_t>(Arena::padded(static_cast<size_t>(out * in) * 4));
+    expanded_bytes_ += static_cast<int64_t>(Arena::padded(static_cast<size_t>(to->out * to->in) * 4));
+  }
+}
+
+// The head that is the embedding is there whole; a rank reads its rows of it.
+void Loader::bind_head(const std::string& name, bool tied) {
+  const int64_t V = config_.vocab_size, H = config_.hidden_size;
+  Weight& head = loaded_->weights.lm_head;
+  bind(name, V, H, &head, tied ? Axis::kWhole : Axis::kRows);
+  if (!tied || config_.dense_ranks == 1) return;
+  cuts_.push_back({describe_weight(*loaded_->checkpoint, name, V, H), false});
+  head.out = config_.head_rows();
+}
+
+void Loader::check_cuts(const std::vector<int32_t>& possible) const {
+  const auto fits = [this](int32_t ranks) {
+    return std::all_of(cuts_.begin(), cuts_.end(),
+                       [ranks](const Cut& cut) { return can_cut(cut.whole, ranks, cut.columns); });
+  };
+  std::vector<int32_t> good;
+  std::copy_if(possible.begin(), possible.end(), std::back_inserter(good), fits);
+  for (const Cut& cut : cuts_) {
+    if (can_cut(cut.whole, config_.dense_ranks, cut.columns)) continue;
+    try {
+      cut_weight(cut.whole, {rank_, config_.dense_ranks, cut.columns});
+    } catch (const FuelError& error) {
+      throw FuelError(std::string("--split-dense: ") + error.what(),
+                      "with these weights it works with this many boosters: " + listed(good));
+    }
   }
 }
 
@@ -110,8 +150,20 @@ void Loader::keep(std::vector<float> values, const float** to) {
   small_to_.push_back(to);
 }
 
-void Loader::small(const std::string& name, const std::vector<int64_t>& shape, const float** to) {
-  keep(loaded_->checkpoint->read_f32(loaded_->checkpoint->get(name, shape)), to);
+std::vector<float> Loader::read_small(const std::string& name, const std::vector<int64_t>& shape) {
+  std::vector<float> values = loaded_->checkpoint->read_f32(loaded_->checkpoint->get(name, shape));
+  small_digests_ += digest(values.data(), values.size() * sizeof(float));
+  return values;
+}
+
+void Loader::small(const std::string& name, const std::vector<int64_t>& shape, const float** to, Axis axis) {
+  std::vector<float> values = read_small(name, shape);
+  if (axis == Axis::kRows && config_.dense_ranks > 1) {
+    const auto part = static_cast<std::ptrdiff_t>(values.size()) / config_.dense_ranks;
+    const auto first = values.begin() + rank_ * part;
+    values = std::vector<float>(first, first + part);
+  }
+  keep(std::move(values), to);
 }
 
 void Loader::hyper(const std::string& layer, const char* block, const char* norm, HyperWeights& w) {
@@ -123,54 +175,59 @@ void Loader::hyper(const std::string& layer, const char* block, const char* norm
   small(layer + norm + ".weight", {H}, &w.norm);
 }
 
-// [taps, 3C] from q, k and v's [C, 1, taps] (or one conv1d of all three).
+// [taps, 3C] from q, k and v's [C, 1, taps] (or one conv1d of all three), of this rank's channels.
 void Loader::conv_taps(const std::string& layer, const float** to) {
   const int64_t C = config_.kda_channels(), taps = config_.linear_conv_kernel_dim;
+  const int64_t ranks = config_.dense_ranks, first = ranks > 1 ? rank_ * C : 0;
   std::vector<float> all(static_cast<size_t>(taps * 3 * C));
   int64_t column = 0;
   for (const char* which : {"q", "k", "v"}) {
-    const Checkpoint::Entry& entry = loaded_->checkpoint->get(layer + which + "_conv1d.weight", {C, 1, taps});
-    const std::vector<float> values = loaded_->checkpoint->read_f32(entry);
+    const std::vector<float> values = read_small(layer + which + "_conv1d.weight", {ranks * C, 1, taps});
     for (int64_t c = 0; c < C; ++c, ++column) {
       for (int64_t t = 0; t < taps; ++t)
-        all[static_cast<size_t>(t * 3 * C + column)] = values[static_cast<size_t>(c * taps + t)];
+        all[static_cast<size_t>(t * 3 * C + column)] = values[static_cast<size_t>((first + c) * taps + t)];
     }
   }
   keep(std::move(all), to);
 }
 
 void Loader::kda(const std::string& layer, KdaWeights& w) {
-  const int64_t H = config_.hidden_size, heads = config_.linear_num_heads, D = config_.linear_head_dim,
-                C = heads * D;
-  bind(layer + "q_proj", C, H, &w.q);
-  bind(layer + "k_proj", C, H, &w.k);
-  bind(layer + "v_proj", C, H, &w.v);
+  const int64_t H = config_.hidden_size, D = config_.linear_head_dim,
+                heads = int64_t{config_.linear_num_heads} * config_.dense_ranks, C = heads * D;
+  bind(layer + "q_proj", C, H, &w.q, Axis::kRows);
+  bind(layer + "k_proj", C, H, &w.k, Axis::kRows);
+  bind(layer + "v_proj", C, H, &w.v, Axis::kRows);
   bind(layer + "f_a_proj", D, H, &w.f_a);
-  bind(layer + "f_b_proj", C, D, &w.f_b);
+  bind(layer + "f_b_proj", C, D, &w.f_b, Axis::kRows);
   bind(layer + "g_a_proj", D, H, &w.g_a);
-  bind(layer + "g_b_proj", C, D, &w.g_b);
-  bind(layer + "b_proj", heads, H, &w.b);
-  bind(layer + "o_proj", H, C, &w.o);
+  bind(layer + "g_b_proj", C, D, &w.g_b, Axis::kRows);
+  bind(layer + "b_proj", heads, H, &w.b, Axis::kRows);
+  bind(layer + "o_proj", H, C, &w.o, Axis::kColumns);
   conv_taps(layer, &w.conv);
-  small(layer + "dt_bias", {C}, &w.dt_bias);
-  small(layer + "A_log", {heads}, &w.a_log);
+  small(layer + "dt_bias", {C}, &w.dt_bias, Axis::kRows);
+  small(layer + "A_log", {heads}, &w.a_log, Axis::kRows);
   small(layer + "o_norm.weight", {D}, &w.o_norm);
 }
 
 void Loader::mla(const std::string& layer, bool full_indexer, MlaWeights& w) {
-  const int64_t H = config_.hidden_size, heads = config_.num_attention_heads, q_rank = config_.q_lora_rank;
-  const int64_t rank = config_.kv_lora_rank, qk = config_.qk_head_dim(), v = config_.v_head_dim;
+  const int64_t H = config_.hidden_size, q_rank = config_.q_lora_rank, rank = config_.kv_lora_rank;
+  const int64_t heads = int64_t{config_.num_attention_heads} * config_.dense_ranks;
+  const int64_t qk = config_.qk_head_dim(), v = config_.v_head_dim;
   bind(layer + "q_a_proj", q_rank, H, &w.q_a);
-  bind(layer + "q_b_proj", heads * qk, q_rank, &w.q_b);
+  bind(layer + "q_b_proj", heads * qk, q_rank, &w.q_b, Axis::kRows);
   bind(layer + "kv_a_proj_with_mqa", rank + config_.qk_rope_head_dim, H, &w.kv_a);
-  bind_plain(layer + "kv_b_proj", heads * (config_.qk_nope_head_dim + v), rank, &w.kv_b);
-  bind(layer + "o_proj", H, heads * v, &w.o);
+  bind_plain(layer + "kv_b_proj", heads * (config_.qk_nope_head_dim + v), rank, &w.kv_b, Axis::kRows);
+  bind(layer + "o_proj", H, heads * v, &w.o, Axis::kColumns);
   small(layer + "q_a_layernorm.weight", {q_rank}, &w.q_a_norm);
   small(layer + "kv_a_layernorm.weight", {rank}, &w.kv_a_norm);
   if (config_.attention_bias) {
     small(layer + "q_a_proj.bias", {q_rank}, &w.q_a_bias);
     small(layer + "kv_a_proj_with_mqa.bias", {rank}, &w.kv_a_bias);
-    small(layer + "o_proj.bias", {H}, &w.o_bias);
+    if (config_.dense_ranks > 1 && rank_ > 0) {
+      read_small(layer + "o_proj.bias", {H});  // rank 0 adds it, once
+    } else {
+      small(layer + "o_proj.bias", {H}, &w.o_bias);
+    }
   }
   if (!full_indexer) return;
   const int64_t D = config_.index_head_dim, index_heads = config_.index_n_heads;
@@ -185,9 +242,9 @@ void Loader::mla(const std::string& layer, bool full_indexer, MlaWeights& w) {
 }
 
 void Loader::mlp(const std::string& mlp, int64_t inner, MlpWeights& w) {
-  bind(mlp + "gate_proj", inner, config_.hidden_size, &w.gate);
-  bind(mlp + "up_proj", inner, config_.hidden_size, &w.up);
-  bind(mlp + "down_proj", config_.hidden_size, inner, &w.down);
+  bind(mlp + "gate_proj", inner, config_.hidden_size, &w.gate, Axis::kRows);
+  bind(mlp + "up_proj", inner, config_.hidden_size, &w.up, Axis::kRows);
+  bind(mlp + "down_proj", config_.hidden_size, inner, &w.down, Axis::kColumns);
 }
 
 void Loader::moe(const std::string& mlp, MoeWeights& w) {
@@ -235,10 +292,7 @@ void Loader::expert(const std::string& name, int64_t out, int64_t in, bool owned
 }
 
 std::string Loader::small_digest() const {
-  std::string all;
-  for (const std::vector<float>& values : loaded_->small)
-    all += digest(values.data(), values.size() * sizeof(float));
-  return digest(all.data(), all.size());
+  return digest(small_digests_.data(), small_digests_.size());
 }
 
 int64_t Loader::dense_bytes() const {
@@ -255,8 +309,11 @@ void Loader::count_weights() {
     const WeightSource& source = loader_->source(handle);
     if (counted[static_cast<size_t>(handle)]) continue;
     counted[static_cast<size_t>(handle)] = true;
-    const bool table = handle == kEmbedHandle && !tied_;
-    dense += table ? source.memory_bytes / source.out : source.memory_bytes;
+    if (handle == kEmbedHandle) {
+      dense += source.memory_bytes / (tied_ ? config_.dense_ranks : source.out);
+    } else {
+      dense += source.memory_bytes;
+    }
   }
   for (const Expansion& expansion : expanded_) {
     const WeightSource& source = loader_->source(expansion.handle);
@@ -279,6 +336,9 @@ void Loader::load_host(const WeightLoader::Progress& progress) {
     *expansion.to = Weight{WeightFormat::kF32, packed.out, packed.in, values, nullptr, 1.0f};
   }
   for (LayerWeights& layer : loaded_->weights.layer) layer.moe.resident = layer.moe.experts.data();
+  Weight& head = loaded_->weights.lm_head;
+  if (tied_ && config_.dense_ranks > 1)
+    head = rows_of(head, int64_t{rank_} * config_.head_rows(), config_.head_rows());
 }
 
 std::unique_ptr<LoadedWeights> Loader::load(MemorySpace& memory, const WeightLoader::Progress& progress) {

@@ -17,6 +17,7 @@
 #include "fuel/checkpoint.h"
 #include "fuel/quantised.h"
 #include "glm5-moe-nvfp4-2b/config.h"
+#include "glm5-moe-nvfp4-2b/share.h"
 #include "glm5-moe-nvfp4-2b/weights.h"
 
 namespace rocket::glm5 {
@@ -35,7 +36,8 @@ struct LoadedWeights {
 class Loader {
  public:
   // Opens the checkpoint and finds every tensor that the model needs, with its shape. `streamed`: routed experts are
-  // fetched into slots as they are asked for. Of routed experts only those that the rank owns. Throws FuelError.
+  // fetched into slots as they are asked for. Of routed experts only those that the rank owns; of dense weights, where
+  // ranks share them (config, a share's), its part. Throws FuelError.
   Loader(const Config& config, const std::string& dir, bool streamed = false, const ExpertSplit& split = {},
          int32_t rank = 0);
 
@@ -64,10 +66,16 @@ class Loader {
   SlabHeader slab_header() const;                                     // what the fuel's slab has to look like
 
  private:
-  void bind(const std::string& name, int64_t out, int64_t in, Weight* to);
-  void bind_plain(const std::string& name, int64_t out, int64_t in,
-                  Weight* to);  // for ops that take F32 or BF16 only
-  void small(const std::string& name, const std::vector<int64_t>& shape, const float** to);
+  // Shapes are those of the whole; axis: along which ranks share it.
+  int add(const std::string& name, int64_t out, int64_t in, Axis axis);
+  void bind(const std::string& name, int64_t out, int64_t in, Weight* to, Axis axis = Axis::kWhole);
+  void bind_plain(const std::string& name, int64_t out, int64_t in, Weight* to,
+                  Axis axis = Axis::kWhole);  // for ops that take F32 or BF16 only
+  void bind_head(const std::string& name, bool tied);
+  void check_cuts(const std::vector<int32_t>& possible) const;
+  std::vector<float> read_small(const std::string& name, const std::vector<int64_t>& shape);
+  void small(const std::string& name, const std::vector<int64_t>& shape, const float** to,
+             Axis axis = Axis::kWhole);
   void conv_taps(const std::string& layer, const float** to);
   void keep(std::vector<float> values, const float** to);
   void hyper(const std::string& layer, const char* block, const char* norm, HyperWeights& w);
@@ -83,6 +91,10 @@ class Loader {
   std::vector<BankPiece> file_order() const;
   std::vector<BankPiece> bank_order(const ExpertStore& store) const;
 
+  struct Cut {
+    WeightSource whole;
+    bool columns;
+  };
   struct Expansion {
     int handle;
     Weight* to;
@@ -100,6 +112,8 @@ class Loader {
   std::vector<std::pair<int, Weight*>> bound_;
   std::vector<std::pair<int, Weight*>> bound_experts_;  // those that cannot be used where they lie
   std::vector<Expansion> expanded_;
+  std::vector<Cut> cuts_;                // weights of which this rank has a part
+  std::string small_digests_;            // of norms, biases and taps, whole
   std::vector<const float**> small_to_;  // [small] where each one's address is kept
   int64_t small_bytes_ = 0, expanded_bytes_ = 0;
   int64_t routed_token_bytes_ = 0;  // of all MoE layers: this rank's share

@@ -180,6 +180,7 @@ Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<Loa
   info_.dense_bytes = w.dense_bytes;
   info_.expert_bytes = w.expert_bytes;
   info_.boosters = w.ranks;
+  info_.split_dense = config.dense_ranks > 1;
   info_.experts_owned = w.experts_owned;
   info_.owned_bytes = w.owned_bytes;
   info_.slot_bytes = w.slot_bytes;
@@ -190,16 +191,6 @@ Glm5::Glm5(const Config& config, const Precision& precision, std::unique_ptr<Loa
   info_.draft_bytes = w.draft_bytes;
   info_.vision_tensors = w.vision_tensors;
   info_.vision_bytes = w.vision_bytes;
-}
-
-void Glm5::join(Fabric& fabric, const ExpertSplit& split) {
-  std::vector<int32_t> numbers;
-  for (size_t i = 0; i < config_.is_moe.size(); ++i) {
-    if (config_.is_moe[i]) numbers.push_back(static_cast<int32_t>(i));
-  }
-  exchange_ = std::make_unique<RowExchange>(fabric, split, config_.num_experts_per_tok, config_.hidden_size,
-                                            std::move(numbers));
-  info_.rank = fabric.rank();
 }
 
 }  // namespace rocket::glm5

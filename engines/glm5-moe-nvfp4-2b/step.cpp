@@ -16,6 +16,7 @@ void Glm5::forward(const StepPlan& plan) {
   known_bad_.clear();
   if (stream_ && !plan.continues) stream_->begin_step();
   if (exchange_) exchange_->begin_step();
+  if (parts_) parts_->begin_step();
   if (trace_) trace_rows(plan);
   backend_->run(key, [&] { pass(step); });
   if (weights_->experts_in_place)

@@ -88,14 +88,16 @@ class CoreEngine:
         expert_slab: str = "",
         fabric: Fabric | None = None,
         owners: Sequence[Sequence[int]] = (),
+        split_dense: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load.
 
         At most one of the next three asks for a bounded cache of routed experts: its bytes, its slots, or the
         slots of each MoE layer. ``expert_slab`` is the folder of the fuel's slab, which then fills it.
-        ``fabric`` joins several boosters, ``owners[MoE layer][expert]`` says whose each expert is; every rank
-        loads with the same, and all ranks but 0 then ``follow()``."""
+        ``fabric`` joins several boosters, ``owners[MoE layer][expert]`` says whose each expert is; with
+        ``split_dense`` each has its share of the dense weights, too. Every rank loads with the same, and all
+        ranks but 0 then ``follow()``."""
 
     def info(self) -> dict[str, Any]:
         """The fields of EngineInfo (src/runtime/engine.h)."""

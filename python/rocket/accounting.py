@@ -8,7 +8,7 @@ checkpoint do; the *touched count* takes the one row that is read (unless the ta
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocket.architecture import Architecture, read_architecture
+from rocket.dense_split import CutTensor, check_share, cut_of, share_of
 from rocket.inventory import (
     DTYPE_BYTES,
     Bucket,
@@ -121,6 +122,8 @@ class Account:
     file_count: int = 0
     hollow: bool = False
     draft_layers: int = 0
+    cuts: list[CutTensor] = field(default_factory=list)  # dense weights that boosters may share
+    head_shares: int = 1  # boosters that share the head, where it is the embedding
 
     def set_files(self, files: Sequence[Mapping[str, Any]]) -> None:
         """What _core.read_headers says of the files."""
@@ -131,6 +134,17 @@ class Account:
 
     def __getitem__(self, bucket: Bucket) -> Count:
         return self.buckets.get(bucket, Count())
+
+    def share(self, boosters: int) -> "Account":
+        """What one of so many boosters has that share the dense weights. Throws UsageError if they cannot."""
+        check_share(self.arch, self.cuts, boosters)
+        buckets = {bucket: replace(count) for bucket, count in self.buckets.items()}
+        for cut in self.cuts:
+            stored, loaded = cut.share(boosters)
+            buckets[cut.bucket].stored -= cut.stored - stored
+            buckets[cut.bucket].loaded -= cut.loaded - loaded
+        arch = share_of(self.arch, boosters)
+        return replace(self, arch=arch, buckets=buckets, cuts=[], head_shares=boosters)
 
     # --- sizes ---------------------------------------------------------------------------------------------
 
@@ -203,7 +217,7 @@ class Account:
     def embed_untouched_bytes(self, rows: int = 1) -> int:
         """What the full-table count has too much: rows of the table that a step does not read."""
         if self[Bucket.HEAD].stored == 0:  # the table is the head as well
-            return 0
+            return self[Bucket.EMBED].stored - self[Bucket.EMBED].stored // self.head_shares
         return max(0, self[Bucket.EMBED].stored - rows * self.embed_row_bytes)
 
     @property
@@ -291,7 +305,8 @@ class _Counter:
             self.add(t, place, other, times)
 
     def add(self, t: TensorInfo, place: Place, other: TensorInfo | None, times: int) -> None:
-        sizes = (t.nbytes, loaded_bytes(t, other), elements_of(t), times)
+        loaded = loaded_bytes(t, other)
+        sizes = (t.nbytes, loaded, elements_of(t), times)
         self.account.buckets.setdefault(place.bucket, Count()).add(*sizes)
         if place.bucket is Bucket.EXPERTS:
             self.account.experts.setdefault(place.layer, Count()).add(*sizes)
@@ -299,6 +314,11 @@ class _Counter:
         elif place.bucket in (Bucket.DRAFT, Bucket.DRAFT_EXPERTS):
             self.drafts.add(place.layer)
             self.account.draft_layers = len(self.drafts)
+        else:
+            row_scales = other is not None and t.name.endswith(_SCALES) and scales_rows(other, t)
+            cut = cut_of(t, other, place.bucket, loaded, row_scales)
+            if cut is not None:
+                self.account.cuts.append(cut)
 
 
 def account_of_tensors(

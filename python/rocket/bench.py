@@ -14,6 +14,16 @@ import typer
 
 from rocket import _core
 from rocket.bench_host import host
+from rocket.boosters import (
+    BOOSTERS_HELP,
+    DENSE_HELP,
+    SPLIT_HELP,
+    WAIT_HELP,
+    WAIT_SECONDS,
+    Group,
+    follow,
+    joined,
+)
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import UsageError
@@ -34,7 +44,7 @@ from rocket.options import (
     string,
 )
 from rocket.prompt import context_for
-from rocket.report import Experts, format_bytes, format_rate
+from rocket.report import Experts, alone, boosters_part, format_bytes, format_rate
 
 GREEDY_WARMUP_STEPS = 4
 
@@ -134,7 +144,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"prefill    {format_rate(result['prefill_tok_s'])} tok/s, {result['prompt_tokens']} tokens",
         f"decode     {format_rate(result['decode_tok_s'])} tok/s, {result['decode_tokens']} tokens"
         + (f" for each of {result['streams']} streams" if result["streams"] > 1 else ""),
-        f"a token    {format_bytes(result['token_bytes'])} of weights, {result['decode_gb_s']:.1f} GB/s",
+        f"a token    {format_bytes(result['token_bytes'])} of weights, {result['decode_gb_s']:.1f} GB/s"
+        + (", on each booster" if len(result["boosters"]) > 1 else ""),
     ]
     if result["experts"] is not None:
         experts = result["experts"]
@@ -143,6 +154,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
             f"experts    {100 * experts['hit_rate']:.1f} % hit, {format_bytes(experts['streamed_bytes'])} "
             f"streamed in all{speed}"
         )
+    if len(result["boosters"]) > 1:
+        lines.append(f"exchange   {boosters_part(result['boosters']).removeprefix(' | ')}")
     if result["fraction_of_read_rate"] is not None:
         share = f"{100 * result['fraction_of_read_rate']:.0f} % of this machine's read rate"
         lines.append(
@@ -164,6 +177,28 @@ def _fuel(fuel: str | None, preset: str | None, notes: Notes) -> Path:
         return random_fuel(preset or "bench", progress)
 
 
+def _measure(bench: Bench, pairs: int) -> dict[str, Any]:
+    core, info = bench.engine.core, bench.engine.info
+    bench.warm_up()
+    before = Experts.from_stats(core.stats())
+    measured = [bench.pair() for _ in range(pairs)]
+    stats = core.stats()
+    used = Experts.from_stats(stats) - before
+    return {
+        "backend": info["backend"],
+        "device": info["device"],
+        "prompt_tokens": len(bench.prompt),
+        "decode_tokens": bench.tokens,
+        "streams": bench.streams,
+        **summarise(measured, info["token_bytes"], bench.streams),
+        "experts": {**used.as_json(), "slots": info["slots"], "slot_bytes": info["slot_bytes"]}
+        if info["expert_store"]
+        else None,
+        "boosters": stats["boosters"] or [alone(info)],
+        "pairs": [vars(pair) for pair in measured],
+    }
+
+
 def decode(
     fuel: Annotated[str | None, string("NAME|DIR", "The model: a name or a directory.")] = None,
     preset: Annotated[
@@ -183,6 +218,10 @@ def decode(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
+    boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
+    split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
+    split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,
+    booster_wait: Annotated[float, number(WAIT_HELP, "N")] = WAIT_SECONDS,
     as_json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
 ) -> int:
@@ -203,42 +242,32 @@ def decode(
         check_integer(option, value, 1)
     check_integer("--chunk", chunk, 0, MAX_CHUNK)
     check_real("--read-seconds", read_seconds, 0.01, 60)
-    notes = Notes(quiet)
-    folder = _fuel(fuel, preset, notes)
-    context_for(prompt, tokens, None, _core.read_config(str(folder)))
-    engine = load_engine(
-        folder,
-        notes,
-        backend=backend,
-        prefill_precision=prefill_precision,
-        kv_dtype=kv_dtype,
-        threads=threads,
-        max_context=prompt + tokens,
-        max_rows=chunk,
-        max_streams=streams,
+    group = Group.of(boosters, split, split_dense, booster_wait)
+    if group.count > 1 and fuel is None:
+        raise UsageError(
+            "--fuel: expected a fuel for several boosters, found none", "make one: scripts/make_fuel.py"
+        )
+    arguments = {
+        "backend": backend,
+        "prefill_precision": prefill_precision,
+        "kv_dtype": kv_dtype,
+        "max_context": prompt + tokens,
+        "max_rows": chunk,
+        "max_streams": streams,
+        **group.arguments(threads),
         **experts.arguments(),
-    )
-    with engine:
-        notes.choices(engine.info["choices"])
-        bench = Bench(engine, prompt, tokens, streams, read_seconds)
-        bench.warm_up()
-        before = Experts.from_stats(engine.core.stats())
-        measured = [bench.pair() for _ in range(pairs)]
-        used = Experts.from_stats(engine.core.stats()) - before
-        info = engine.info
-    result = {
-        "fuel": str(folder),
-        "backend": info["backend"],
-        "device": info["device"],
-        "prompt_tokens": prompt,
-        "decode_tokens": tokens,
-        "streams": streams,
-        **summarise(measured, info["token_bytes"], streams),
-        "experts": {**used.as_json(), "slots": info["slots"], "slot_bytes": info["slot_bytes"]}
-        if info["expert_store"]
-        else None,
-        "pairs": [vars(pair) for pair in measured],
     }
+    with joined(group.count, group.wait) as rank:
+        if rank and fuel is not None:
+            return follow(fuel, arguments)
+        notes = Notes(quiet)
+        folder = _fuel(fuel, preset, notes)
+        context_for(prompt, tokens, None, _core.read_config(str(folder)))
+        with load_engine(folder, notes, **arguments) as engine:
+            notes.choices(engine.info["choices"])
+            result = {"fuel": str(folder)} | _measure(
+                Bench(engine, prompt, tokens, streams, read_seconds), pairs
+            )
     text = json.dumps(result, ensure_ascii=False) if as_json else "\n".join(_lines(result))
     write_data(text + "\n")
     return 0

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rocket._core import Fabric
 
 BOOSTERS_HELP = "Share the routed experts between N processes, which mpirun -np N starts."
+DENSE_HELP = "Share the dense weights, too: heads, columns of MLPs and rows of lm_head."
 SPLIT_HELP = "Which booster owns which expert (rocket split); by id without it."
 WAIT_HELP = "End the run when a booster has not answered for N seconds."
 WAIT_SECONDS = 60.0
@@ -142,13 +144,52 @@ def joined(boosters: int, wait: float) -> Iterator[int]:
     fabric.leave()
 
 
+@dataclass(frozen=True)
+class Group:
+    """The options of several boosters as a command takes them."""
+
+    count: int = 1
+    split: str | None = None
+    split_dense: bool = False
+    wait: float = WAIT_SECONDS
+
+    @classmethod
+    def of(cls, boosters: int | None, split: str | None, split_dense: bool, wait: float) -> "Group":
+        """Checks them. Throws UsageError."""
+        check_real("--booster-wait", wait, 0, 86400, with_low=False)
+        return cls(count_of(boosters, split), split, split_dense, wait)
+
+    def arguments(self, threads: int) -> dict[str, Any]:
+        """Of Engine, on every booster."""
+        return {
+            "threads": threads_for(threads, self.count),
+            "boosters": self.count,
+            "split": self.split,
+            "split_dense": self.split_dense,
+            "booster_wait": self.wait,
+        }
+
+
+def follow(fuel: str, arguments: dict[str, Any]) -> int:
+    """On a booster other than the one that prints."""
+    from rocket.engine import Engine
+    from rocket.fuel import resolve
+
+    ignore_signals()
+    with Engine(resolve(fuel), **arguments) as engine:
+        engine.follow()
+    return 0
+
+
 def ignore_signals() -> None:
     """Ctrl-C reaches every process of a terminal, and is rank 0's to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def owners_of(folder: Path, boosters: int, split: str | Path | None) -> list[list[int]]:
+def owners_of(
+    folder: Path, boosters: int, split: str | Path | None, split_dense: bool = False
+) -> list[list[int]]:
     """The booster of each expert of each MoE layer."""
     if split is not None:
         from rocket.fuel_account import load_account
@@ -160,17 +201,23 @@ def owners_of(folder: Path, boosters: int, split: str | Path | None) -> list[lis
 
     config = _core.read_config(str(folder))
     layers = sum(config["is_moe"])
-    if not layers:
+    if not layers and not split_dense:
         raise UsageError(
             f"--boosters: expected 1, since {folder} has no MoE layers, found {boosters}",
-            "there is nothing to share",
+            "share the dense weights: --split-dense",
         )
     return make_split(config["n_routed_experts"], layers, boosters, "id").tolist()
 
 
-def arguments(folder: Path, boosters: int, split: str | Path | None, wait: float) -> dict[str, Any]:
+def arguments(
+    folder: Path, boosters: int, split: str | Path | None, wait: float, split_dense: bool
+) -> dict[str, Any]:
     """Of CoreEngine, for several boosters. Throws InputError for what cannot be."""
     try:
-        return {"fabric": connect(boosters, wait), "owners": owners_of(folder, boosters, split)}
+        return {
+            "fabric": connect(boosters, wait),
+            "owners": owners_of(folder, boosters, split, split_dense),
+            "split_dense": split_dense,
+        }
     except UsageError as error:
         raise input_error(str(error), error.hint) from error

@@ -5,6 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from rocket.boosters import leave, speaks
 from rocket.errors import run_command_line
 
 COMMANDS = (
@@ -43,4 +44,4 @@ def build() -> typer.Typer:
 
 
 def main() -> NoReturn:
-    run_command_line(build, "rocket")
+    run_command_line(build, "rocket", speaks, leave)

@@ -7,10 +7,12 @@ import typer
 
 from rocket.boosters import (
     BOOSTERS_HELP,
+    DENSE_HELP,
     SPLIT_HELP,
     WAIT_HELP,
     WAIT_SECONDS,
-    count_of,
+    Group,
+    follow,
     joined,
     leave,
     speaks,
@@ -92,6 +94,7 @@ def decode(
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
     boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
     split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
+    split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,
     booster_wait: Annotated[float, number(WAIT_HELP, "N")] = WAIT_SECONDS,
     stats: Annotated[
         float | None, number("Print what the cache of experts did every N seconds.", "N")
@@ -137,11 +140,11 @@ def decode(
     if stats is not None:
         check_real("--stats", stats, 0, 86400, with_low=False)
     check_trace_name(trace_out)
-    check_real("--booster-wait", booster_wait, 0, 86400, with_low=False)
-    count = count_of(boosters, split)
+    group = Group.of(boosters, split, split_dense, booster_wait)
 
-    from rocket.decode_run import DecodeOptions, follow
+    from rocket.decode_run import DecodeOptions
     from rocket.decode_run import decode as run
+    from rocket.fuel import DEFAULT_FUEL
     from rocket.prompt import read_prompt
 
     options = DecodeOptions(
@@ -162,9 +165,7 @@ def decode(
         max_context=max_context,
         prefill_chunk=prefill_chunk or 0,
         experts=experts,
-        boosters=count,
-        split=split,
-        booster_wait=booster_wait,
+        boosters=group,
         stats=stats,
         trace_out=trace_out,
         json=json,
@@ -180,9 +181,9 @@ def decode(
         "--expert-slab": experts.slab_file,
         "standard input": 0 if reads_stdin else None,
     }
-    with joined(count, booster_wait) as rank:
+    with joined(group.count, group.wait) as rank:
         if rank:
-            return follow(options)
+            return follow(fuel or DEFAULT_FUEL, options.engine_arguments())
         source = read_prompt(prompt, prompt_file, prompt_ids, chat)
         return run(replace(options, prompt=source), logits_out, inputs)
 

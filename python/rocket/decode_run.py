@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rocket import _core
-from rocket.boosters import WAIT_SECONDS, ignore_signals, threads_for
+from rocket.boosters import Group
 from rocket.chat import ChatTemplate, ends_inside_thinking
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
@@ -63,9 +63,7 @@ class DecodeOptions:
     max_context: int | None = None
     prefill_chunk: int = 0
     experts: ExpertCache = field(default_factory=ExpertCache)
-    boosters: int = 1
-    split: str | None = None
-    booster_wait: float = WAIT_SECONDS
+    boosters: Group = field(default_factory=Group)
     stats: float | None = None
     trace_out: str | None = None
     json: bool = False
@@ -79,11 +77,8 @@ class DecodeOptions:
             "backend": self.backend,
             "prefill_precision": self.prefill_precision,
             "kv_dtype": self.kv_dtype,
-            "threads": threads_for(self.threads, self.boosters),
             "max_rows": self.prefill_chunk,
-            "boosters": self.boosters,
-            "split": self.split,
-            "booster_wait": self.booster_wait,
+            **self.boosters.arguments(self.threads),
             **self.experts.arguments(),
         }
 
@@ -397,14 +392,6 @@ class Decoder:
                 "mean_router_entropy": finite(mean_entropy(run.layers)),
             }
         return result
-
-
-def follow(options: DecodeOptions) -> int:
-    """On a booster other than the one that prints."""
-    ignore_signals()
-    with Engine(resolve(options.fuel or DEFAULT_FUEL), **options.engine_arguments()) as engine:
-        engine.follow()
-    return 0
 
 
 def decode(

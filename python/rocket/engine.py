@@ -114,9 +114,10 @@ class Engine:
     One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
     routed experts in a cache of that size over the fuel's files, or over the slab in the folder
     ``expert_slab``, or on a GPU over the host's memory; without any all are in place or resident.
-    ``boosters`` above 1 share the routed experts, as the file ``split`` says or by id: every rank that mpirun
-    has started makes the same Engine, all but rank 0 call ``follow()``, rank 0 uses it as if it were alone. A
-    booster that does not answer for ``booster_wait`` seconds ends it.
+    ``boosters`` above 1 share the routed experts, as the file ``split`` says or by id, and with
+    ``split_dense`` the heads, columns and rows of the dense weights: every rank that mpirun has started makes
+    the same Engine, all but rank 0 call ``follow()``, rank 0 uses it as if it were alone. A booster that does
+    not answer for ``booster_wait`` seconds ends it.
     ``progress`` is called with bytes done and in all while the weights are read. Throws FuelError, PlanError,
     DeviceError.
     """
@@ -138,6 +139,7 @@ class Engine:
         expert_slab: str | Path | None = None,
         boosters: int = 1,
         split: str | Path | None = None,
+        split_dense: bool = False,
         booster_wait: float = booster_group.WAIT_SECONDS,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -151,7 +153,11 @@ class Engine:
                 f"expert_cache_gib: expected 0 (none) to {MAX_CACHE_GIB}, found {expert_cache_gib}",
                 "leave it out to use experts in place",
             )
-        shared = booster_group.arguments(self.folder, boosters, split, booster_wait) if boosters != 1 else {}
+        shared = (
+            booster_group.arguments(self.folder, boosters, split, booster_wait, split_dense)
+            if boosters != 1
+            else {}
+        )
         self._core: CoreEngine | None = CoreEngine(
             str(self.folder),
             backend=backend,

@@ -1,8 +1,8 @@
 """Does a fuel fit a booster, and with how many expert slots: integer arithmetic on bytes, no device in sight.
 
-Every booster holds the dense weights, the state of all streams and a share of the routed experts. What is
-left of its memory becomes slots: resident + slots + state + workspace + reserve <= memory, and what stays
-unused is less than a slot unless every expert has one.
+Every booster holds the dense weights and the state of all streams, or its share of them, and a share of the
+routed experts. What is left of its memory becomes slots: resident + slots + state + workspace + reserve <=
+memory, and what stays unused is less than a slot unless every expert has one.
 """
 
 from collections.abc import Sequence
@@ -41,6 +41,7 @@ class Request:
     slot_map: tuple[int, ...] | None = None  # slots of each MoE layer
     slot_map_file: str = ""  # for messages
     owners: Owners | None = None  # the booster of each expert; None: by id
+    split_dense: bool = False  # boosters share the dense weights, too
     prefill_chunk: int | None = None  # rows of a prefill step
 
     @property
@@ -58,6 +59,7 @@ class Plan:
     """A plan that fits, for each booster."""
 
     account: Account
+    each: Account  # what one booster has of the dense weights: all of them, or its share
     request: Request
     context: int
     kv_dtype: str
@@ -110,7 +112,7 @@ class Plan:
 
     @property
     def state_of(self) -> State:
-        return State(self.account.arch, self.kv_dtype)
+        return State(self.each.arch, self.kv_dtype)
 
 
 class OverBudgetError(Exception):
@@ -137,13 +139,21 @@ def stream_state_bytes(arch: Architecture, kv_dtype: str, context: int) -> int:
     return state.bytes_at(context) + state.stream_bytes
 
 
-def workspace_bytes(arch: Architecture, context: int, rows: int = STEP_ROWS, boosters: int = 1) -> int:
-    """An upper bound of what the forward pass takes for steps of so many rows, their logits included."""
+def workspace_bytes(
+    arch: Architecture, context: int, rows: int = STEP_ROWS, boosters: int = 1, split_dense: bool = False
+) -> int:
+    """An upper bound of what the forward pass takes for steps of so many rows, their logits included. With
+    ``split_dense`` the architecture is a booster's share."""
     a, r = arch, rows
     h, streams = a.hidden_size, max(1, a.hc_mult)
     logits = min(r, max(16, LOGITS_BYTES // (4 * a.vocab_size)))
     whole_step = r * (streams * h + 2 * h + streams + streams**2 + a.index_topk + a.index_kpool + 1)
-    floats = whole_step + max(_block_floats(a, r, boosters)) + logits * (h + a.vocab_size)
+    blocks = _block_floats(a, r, boosters)
+    if split_dense:  # parts of sums, or of logits, of all boosters
+        own = logits * a.vocab_size // boosters
+        blocks = [count + boosters * (STAMP_FLOATS + r * h) for count in blocks]
+        blocks.append(own + boosters * (STAMP_FLOATS + own))
+    floats = whole_step + max(blocks) + logits * (h + a.vocab_size)
     tables = 12 * a.moe_layers * a.n_routed_experts  # three global scales of each expert
     exact = 4 * floats + _scratch_bytes(a, r, context) + tables + ALIGN * BUFFERS + (1 << 20)
     return ceil(exact / LARGE_PAGE) * LARGE_PAGE
@@ -257,6 +267,10 @@ def _owned(account: Account, request: Request) -> tuple[int, ...]:
     return max(owned_by_each(account, request), key=sum)
 
 
+def _each(account: Account, request: Request) -> Account:
+    return account.share(request.boosters) if request.split_dense and request.boosters > 1 else account
+
+
 def _check(account: Account, request: Request) -> None:
     arch = account.arch
     if not 1 <= request.boosters <= arch.n_routed_experts:
@@ -310,22 +324,26 @@ def make_plan(account: Account, request: Request) -> Plan:
 
 
 def _plan(account: Account, request: Request, context: int) -> Plan:
-    arch, slot = account.arch, account.slot_bytes
+    slot = account.slot_bytes
     owned = _owned(account, request)
     least = _least(account, owned)
     asked = _asked_slots(account, request, least, owned)
     kv_dtype = request.kv_dtype or "f32"
+    each = _each(account, request)
     plan = Plan(
         account=account,
+        each=each,
         request=request,
         context=context,
         kv_dtype=kv_dtype,
         owned=owned,
         slots=least if asked is None else request.slot_map or spread(asked, owned),
         slot_bytes=slot,
-        resident=account.resident_loaded_bytes,
-        stream_state=stream_state_bytes(arch, kv_dtype, context),
-        workspace=workspace_bytes(arch, context, request.step_rows, request.boosters),
+        resident=each.resident_loaded_bytes,
+        stream_state=stream_state_bytes(each.arch, kv_dtype, context),
+        workspace=workspace_bytes(
+            each.arch, context, request.step_rows, request.boosters, each is not account
+        ),
     )
     if plan.left < 0:
         raise OverBudgetError(plan)

@@ -10,6 +10,7 @@ import typer
 from rocket import booster as boosters_module
 from rocket.accounting import Account
 from rocket.booster import GIB, Booster
+from rocket.boosters import DENSE_HELP
 from rocket.console import write_data
 from rocket.errors import CliError, UsageError
 from rocket.fuel import known_fuels
@@ -94,7 +95,10 @@ def _choices(plan: Plan, given: Request, booster: str | None) -> list[str]:
         lines.append(f"experts without a slot: from {source.text}{bank}")
     if plan.request.boosters > 1:
         shared = "as the split says" if given.owners is not None else "shared out by id (--split)"
-        lines.append(f"boosters: dense weights and state on each, experts {shared}")
+        dense = (
+            "heads, columns and their state split" if given.split_dense else "dense weights and state on each"
+        )
+        lines.append(f"boosters: {dense}, experts {shared}")
     for name, count in (
         ("draft layer", account[Bucket.DRAFT].stored + account[Bucket.DRAFT_EXPERTS].stored),
         ("vision tower", account[Bucket.VISION].stored),
@@ -122,6 +126,7 @@ def plan(
     hit_rate: Annotated[float | None, number("Share of experts that are found in a slot.", "H")] = None,
     trace: Annotated[str | None, string("FILE", "A routing trace to replay through the slots.")] = None,
     split: Annotated[str | None, string("FILE", "Which booster owns which expert (rocket split).")] = None,
+    split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,
     as_json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
 ) -> int:
     """Does a fuel fit a booster, with how many expert slots, and how fast can it be.
@@ -155,6 +160,7 @@ def plan(
         slot_map=read_slot_map(slot_map, account.arch.moe_layer_ids) if slot_map is not None else None,
         slot_map_file=slot_map or "",
         owners=shares.owners if shares else None,
+        split_dense=split_dense,
         prefill_chunk=prefill_chunk,
     )
     routing = _routing(trace, account)

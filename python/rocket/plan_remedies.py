@@ -9,6 +9,7 @@ from math import ceil
 from rocket import booster as boosters_module
 from rocket.accounting import KV_DTYPES, Account
 from rocket.booster import GIB, Booster
+from rocket.dense_split import sharers
 from rocket.plan import (
     DEFAULT_CONTEXT,
     OverBudgetError,
@@ -208,6 +209,9 @@ def _with_slots(account: Account, request: Request, count: int, slots: int) -> R
 
 def _fewest_boosters(account: Account, request: Request, of: Callable[[int], Remedy]) -> Remedy | None:
     low, high = request.boosters + 1, account.arch.n_routed_experts
+    if request.split_dense:
+        counts = [n for n in sharers(account.arch, account.cuts) if low <= n <= high]
+        return next((of(n) for n in counts if fits(account, of(n).request)), None)
     if low > high or not fits(account, of(high).request):
         return None
     while low < high:

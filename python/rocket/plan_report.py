@@ -45,7 +45,7 @@ class Report:
         plan = self.plan
         each = "each booster" if plan.request.boosters > 1 else "booster"
         rows = [
-            ("resident", plan.resident, "dense weights"),
+            ("resident", plan.resident, self._dense()),
             ("expert slots", plan.cache, self._slots()),
             ("state", plan.state, self._state()),
             ("workspace", plan.workspace, "activations, logits, tables"),
@@ -59,6 +59,11 @@ class Report:
             asked, given = format_bytes(plan.request.cache_bytes), format_bytes(plan.cache)
             lines.append(f"expert cache: requested {asked}, delivered {given}")
         return lines
+
+    def _dense(self) -> str:
+        if self.plan.each is self.plan.account:
+            return "dense weights"
+        return f"its share of {format_bytes(self.plan.account.resident_loaded_bytes)} dense weights"
 
     def _state(self) -> str:
         recurrent = self.plan.state_of.stream_bytes
@@ -82,7 +87,9 @@ class Report:
         return lines
 
     def _ceiling_rows(self) -> list[Ceiling]:
-        return ceilings(self.plan.account, self.plan.request.booster, self.plan.request.boosters)
+        plan = self.plan
+        each = plan.each if plan.each is not plan.account else None
+        return ceilings(plan.account, plan.request.booster, plan.request.boosters, each)
 
     def _step(self) -> list[str]:
         step, plan = self.step, self.plan
@@ -130,6 +137,7 @@ class Report:
             "booster_file": self.booster_file,
             "boosters": plan.request.boosters,
             "split": self.split,
+            "split_dense": plan.request.split_dense,
             "context_tokens": plan.context,
             "streams": plan.request.streams,
             "kv_dtype": plan.kv_dtype,

@@ -24,8 +24,9 @@ class Ceiling:
     tok_s: float
 
 
-def ceilings(account: Account, booster: Booster, boosters: int) -> list[Ceiling]:
-    """For one booster and for all. The full-table count is what sums over a checkpoint give."""
+def ceilings(account: Account, booster: Booster, boosters: int, each: Account | None = None) -> list[Ceiling]:
+    """For one booster and for all. The full-table count is what sums over a checkpoint give. ``each``: a
+    booster's share of the dense weights, if they are split as far as they can be."""
     full, touched = account.token_bytes_full_table, account.token_bytes_touched
     dense = touched - account.routed_token_bytes
 
@@ -40,6 +41,9 @@ def ceilings(account: Account, booster: Booster, boosters: int) -> list[Ceiling]
             row("touched, all weights split", boosters, touched // boosters),
             row("touched, experts split", boosters, replicated),
         ]
+        if each is not None:
+            own = each.token_bytes_touched - each.routed_token_bytes + account.routed_token_bytes // boosters
+            rows.append(row("touched, with --split-dense", boosters, own))
     return rows
 
 
@@ -143,7 +147,7 @@ def step_time(
         rate, source = _assumed_rate(plan, hit_rate)
         misses = (1 - rate) * experts
     traffic = rows * sum(plan.state_of.traffic(plan.context - 1).values())
-    dense = account.resident_bytes - account.embed_untouched_bytes(rows)
+    dense = plan.each.resident_bytes - plan.each.embed_untouched_bytes(rows)
     a_layer = experts / arch.moe_layers if arch.moe_layers else 0.0
     base = dense + account.routed_bytes(dict.fromkeys(account.experts, a_layer)) + traffic
     return StepTime(

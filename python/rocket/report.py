@@ -204,6 +204,7 @@ def alone(info: dict[str, Any]) -> dict[str, Any]:
         "device": info["device"],
         "experts_owned": info["experts_owned"],
         "expert_bytes": info["owned_bytes"],
+        "dense_bytes": info["dense_bytes"],
         "rows_sent": 0,
         "rows_received": 0,
         "wait_ms": 0.0,

@@ -14,6 +14,16 @@ import numpy as np
 import typer
 
 from rocket import _core
+from rocket.boosters import (
+    BOOSTERS_HELP,
+    DENSE_HELP,
+    SPLIT_HELP,
+    WAIT_HELP,
+    WAIT_SECONDS,
+    Group,
+    follow,
+    joined,
+)
 from rocket.console import Notes, write_data
 from rocket.engine import Engine
 from rocket.errors import CliError, UsageError
@@ -57,7 +67,21 @@ class ScoreOptions:
     kv_dtype: str
     threads: int
     experts: ExpertCache
+    boosters: Group
     quiet: bool
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Of Engine, on every booster."""
+        return {
+            "backend": self.backend,
+            "prefill_precision": self.prefill_precision,
+            "kv_dtype": self.kv_dtype,
+            "max_context": self.max_context or 0,
+            "max_rows": self.chunk,
+            "max_streams": 1,
+            **self.boosters.arguments(self.threads),
+            **self.experts.arguments(),
+        }
 
 
 @contextlib.contextmanager
@@ -194,6 +218,7 @@ def run(o: ScoreOptions) -> int:
             "--against": o.against,
             "--slot-map": o.experts.slot_map,
             "--expert-slab": o.experts.slab_file,
+            "--split": o.boosters.split,
         }
         check_output_place("--out", o.out, folder, inputs)
     config = _core.read_config(str(folder))
@@ -202,18 +227,7 @@ def run(o: ScoreOptions) -> int:
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(contextlib.closing(ScoreReader(o.against))) if o.against else None
         file = stack.enter_context(_output(o.out, o.json))
-        engine = load_engine(
-            folder,
-            notes,
-            backend=o.backend,
-            prefill_precision=o.prefill_precision,
-            kv_dtype=o.kv_dtype,
-            threads=o.threads,
-            max_context=o.max_context or 0,
-            max_rows=o.chunk,
-            max_streams=1,
-            **o.experts.arguments(),
-        )
+        engine = load_engine(folder, notes, **o.engine_arguments())
         stack.enter_context(engine)
         notes.choices(engine.info["choices"])
         scorer = Scorer(engine, source, o.chunk, notes, strict=other is None)
@@ -252,6 +266,10 @@ def score(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
+    boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
+    split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
+    split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,
+    booster_wait: Annotated[float, number(WAIT_HELP, "N")] = WAIT_SECONDS,
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
 ) -> int:
     """Log-probability and rank of each token of a text, their mean, perplexity and bits a byte.
@@ -269,24 +287,25 @@ def score(
     check_integer("--chunk", chunk, 0, 65536)
     if max_context is not None:
         check_integer("--max-context", max_context, 2)
-    return run(
-        ScoreOptions(
-            fuel=fuel,
-            text=text,
-            ids=ids,
-            against=against,
-            out=out,
-            json=as_json,
-            max_context=max_context,
-            chunk=chunk,
-            backend=backend,
-            prefill_precision=prefill_precision,
-            kv_dtype=kv_dtype,
-            threads=threads,
-            experts=experts,
-            quiet=quiet,
-        )
+    options = ScoreOptions(
+        fuel=fuel,
+        text=text,
+        ids=ids,
+        against=against,
+        out=out,
+        json=as_json,
+        max_context=max_context,
+        chunk=chunk,
+        backend=backend,
+        prefill_precision=prefill_precision,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        experts=experts,
+        boosters=Group.of(boosters, split, split_dense, booster_wait),
+        quiet=quiet,
     )
+    with joined(options.boosters.count, booster_wait) as rank:
+        return follow(fuel, options.engine_arguments()) if rank else run(options)
 
 
 def register(app: typer.Typer) -> None:

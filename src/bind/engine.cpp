@@ -65,6 +65,7 @@ py::dict info_dict(const EngineInfo& i) {
   FIELD(expert_bytes);
   FIELD(boosters);
   FIELD(rank);
+  FIELD(split_dense);
   FIELD(experts_owned);
   FIELD(owned_bytes);
   FIELD(slot_bytes);
@@ -90,6 +91,7 @@ py::dict booster_dict(const BoosterStats& b) {
   d["device"] = b.device;
   d["experts_owned"] = b.experts_owned;
   d["expert_bytes"] = b.expert_bytes;
+  d["dense_bytes"] = b.dense_bytes;
   d["rows_sent"] = b.rows_sent;
   d["rows_received"] = b.rows_received;
   d["wait_ms"] = b.wait_ms;
@@ -119,10 +121,11 @@ class CoreEngine {
              const std::string& kv_dtype, int64_t expert_cache_bytes, int64_t expert_slots,
              const std::vector<int64_t>& layer_slots, const std::string& expert_slab,
              const std::shared_ptr<Fabric>& fabric, const std::vector<std::vector<int32_t>>& owners,
-             const py::object& progress)
+             bool split_dense, const py::object& progress)
       : fabric_(fabric) {
     EngineOptions options;
     options.expert_slab = expert_slab;
+    options.split_dense = split_dense;
     if (fabric) {
       options.fabric = fabric;
       options.split.ranks = fabric->ranks();
@@ -504,14 +507,14 @@ void add_engine(py::module_& m) {
       .def(py::init<const std::string&, const std::string&, int, int64_t, int32_t, int32_t,
                     const std::string&, const std::string&, int64_t, int64_t, const std::vector<int64_t>&,
                     const std::string&, const std::shared_ptr<Fabric>&,
-                    const std::vector<std::vector<int32_t>>&, const py::object&>(),
+                    const std::vector<std::vector<int32_t>>&, bool, const py::object&>(),
            py::arg("fuel_dir"), py::kw_only(), py::arg("backend") = "auto", py::arg("threads") = 0,
            py::arg("max_context") = 0, py::arg("max_rows") = 0, py::arg("max_streams") = 0,
            py::arg("prefill_precision") = "auto", py::arg("kv_dtype") = "auto",
            py::arg("expert_cache_bytes") = 0, py::arg("expert_slots") = 0,
            py::arg("layer_slots") = std::vector<int64_t>{}, py::arg("expert_slab") = "",
            py::arg("fabric") = py::none(), py::arg("owners") = std::vector<std::vector<int32_t>>{},
-           py::arg("progress") = py::none())
+           py::arg("split_dense") = false, py::arg("progress") = py::none())
       .def("info", [](const CoreEngine& e) { return info_dict(e.take()->info()); })
       .def("open", [](CoreEngine& e) { return e.take()->open(); })
       .def(

@@ -42,7 +42,7 @@ class Fabric {
   virtual double limit_seconds() const = 0;  // of a wait
   virtual void set_limit(double seconds) = 0;
 
-  // A block from each of some other ranks, whose size this rank knows; `what` says what is awaited, for errors. The
+  // A block from each of some other ranks, whose size this rank knows, beside those that are on their way; `what` says what is awaited, for errors. The
   // memory must stay until wait_rows(). Throws DeviceError, as all below.
   virtual void receive_rows(std::span<const RowBlock> blocks, const std::string& what) = 0;
   virtual void send_rows(const RowBlock& mine) = 0;  // to all other ranks

@@ -89,7 +89,8 @@ std::string pack_stats(const EngineStats& s, const EngineInfo& info, const Fabri
   parcel.array(s.expert_layers.data(), s.expert_layers.size());
   const FabricFigures& f = fabric.figures();
   parcel.text(info.device);
-  for (const int64_t value : {info.experts_owned, info.owned_bytes, f.rows_sent, f.rows_received})
+  for (const int64_t value :
+       {info.experts_owned, info.owned_bytes, info.dense_bytes, f.rows_sent, f.rows_received})
     parcel.put(value);
   parcel.put(f.wait_seconds);
   return parcel.data();
@@ -122,8 +123,8 @@ void add_stats(EngineStats& all, const std::string& message, int32_t rank) {
   BoosterStats& booster = all.boosters.emplace_back();
   booster.rank = rank;
   booster.device = parcel.text();
-  for (int64_t* value :
-       {&booster.experts_owned, &booster.expert_bytes, &booster.rows_sent, &booster.rows_received})
+  for (int64_t* value : {&booster.experts_owned, &booster.expert_bytes, &booster.dense_bytes,
+                         &booster.rows_sent, &booster.rows_received})
     *value = parcel.get<int64_t>();
   booster.wait_ms = 1000 * parcel.get<double>();
 }
@@ -334,7 +335,21 @@ void Lead::drop_snapshot(const std::string& name) {
   lead(kDrop, [&](ParcelWriter& p) { p.text(name); }, [&] { session_->drop_snapshot(name); });
 }
 
+void Lead::save_snapshot(const std::string& name, const std::string& file) {
+  refuse_shares();
+  session_->save_snapshot(name, file);
+}
+
+// A file would have one rank's heads only.
+void Lead::refuse_shares() const {
+  if (!info().split_dense) return;
+  throw InputError("snapshot file: expected state that is whole on one booster, found heads shared by " +
+                       std::to_string(info().boosters) + " (--split-dense)",
+                   "keep the snapshot in memory, or run without --split-dense");
+}
+
 void Lead::load_snapshot(const std::string& name, const std::string& file) {
+  refuse_shares();
   lead(
       kLoad,
       [&](ParcelWriter& p) {

@@ -31,9 +31,7 @@ class Lead : public Engine {
   StreamId restore(const std::string& name) override;
   void drop_snapshot(const std::string& name) override;
   std::vector<std::string> snapshots() const override { return session_->snapshots(); }
-  void save_snapshot(const std::string& name, const std::string& file) override {
-    session_->save_snapshot(name, file);
-  }
+  void save_snapshot(const std::string& name, const std::string& file) override;
   void load_snapshot(const std::string& name, const std::string& file) override;
   void truncate(StreamId stream, int64_t position) override;
   int32_t sample(int32_t logits_row, const SamplingParams& sampling, uint64_t counter) override {
@@ -55,6 +53,7 @@ class Lead : public Engine {
   const StepRecord& record() const override { return session_->record(); }
 
  private:
+  void refuse_shares() const;
   template <typename Write, typename Call>
   auto lead(int32_t order, Write&& write, Call&& call);
 

@@ -240,9 +240,9 @@ void WireFabric::receive_rows(std::span<const RowBlock> blocks, const std::strin
   awaited_ = what;
   for (const RowBlock& block : blocks) {
     for (int64_t at = 0; at < block.bytes; at += kMostBytes) {
-      incoming_.push_back({block.rank, 0});
+      incoming_.push_back({{block.rank, 0}, what});
       call(wire_.receive(block.rank, kRows, static_cast<char*>(block.data) + at,
-                         std::min(kMostBytes, block.bytes - at), &incoming_.back().request),
+                         std::min(kMostBytes, block.bytes - at), &incoming_.back().flying.request),
            block.rank, "receive");
     }
     figures_.rows_received += block.rows;
@@ -265,7 +265,7 @@ void WireFabric::send_rows(const RowBlock& mine) {
 
 void WireFabric::wait_rows() {
   const Clock::time_point start = Clock::now();
-  for (const Flying& flying : incoming_) wait(flying, awaited_, Patience::kNone);
+  for (const Awaited& block : incoming_) wait(block.flying, block.what, Patience::kNone);
   incoming_.clear();
   for (const Flying& flying : outgoing_rows_) wait(flying, "the receipt of " + awaited_, Patience::kNone);
   outgoing_rows_.clear();

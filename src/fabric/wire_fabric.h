@@ -99,8 +99,13 @@ class WireFabric : public Fabric {
   std::atomic<double> limit_ = kLimitSeconds;
   std::mutex mutex_;  // of the wire and of all below
   std::vector<Peer> peers_;
-  std::vector<Flying> incoming_, outgoing_rows_;
-  std::string awaited_;
+  struct Awaited {
+    Flying flying;
+    std::string what;
+  };
+  std::vector<Awaited> incoming_;
+  std::vector<Flying> outgoing_rows_;
+  std::string awaited_;  // last
   struct Outgoing {
     std::string data;
     Flying flying;

@@ -32,14 +32,82 @@ std::string where(const Entry& entry) {
   throw FuelError(where(entry) + ": expected " + expected + ", found " + entry.info->describe());
 }
 
+// --- where the bytes of a weight lie --------------------------------------------------------------------------
+
+// Numbers or blocks of them, row by row.
+struct Grid {
+  int64_t rows, columns;
+};
+
+// Bytes in a tensor: runs of one length, each a stride behind the one before.
+struct Runs {
+  int64_t first, bytes, count, stride;
+  int64_t total() const { return bytes * count; }
+};
+
+Runs runs_of(const TensorInfo& info, const Grid& whole, const Grid& first, const Grid& taken) {
+  const int64_t row = static_cast<int64_t>(info.bytes) / whole.rows;
+  if (taken.columns == whole.columns) return {first.rows * row, taken.rows * row, 1, 0};
+  return {first.rows * row + row * first.columns / whole.columns, row * taken.columns / whole.columns,
+          taken.rows, row};
+}
+
+Runs data_runs(const WeightSource& s) {
+  return runs_of(*s.data->info, {s.whole_out, s.whole_in}, {s.first_row, s.first_column}, {s.out, s.in});
+}
+
+// Numbers that share a scale.
+Grid block_of(const WeightSource& s) {
+  switch (s.format) {
+    case WeightFormat::kNVFP4:
+      return {1, kNvfp4Block};
+    case WeightFormat::kMXFP8:
+      return {1, kMxfp8Block};
+    case WeightFormat::kFP8Block:
+      return {kFp8Block, kFp8Block};
+    default:
+      return {1, 1};
+  }
+}
+
+bool one_scale(const WeightSource& s) {
+  return s.format == WeightFormat::kFP8Block && is_scalar(*s.block_scale->info);
+}
+
+// Of a block scale that is there.
+Runs scale_runs(const WeightSource& s) {
+  const TensorInfo& info = *s.block_scale->info;
+  if (one_scale(s)) return {0, static_cast<int64_t>(info.bytes), 1, 0};
+  const Grid block = block_of(s);
+  return runs_of(info, {ceil_div(s.whole_out, block.rows), ceil_div(s.whole_in, block.columns)},
+                 {s.first_row / block.rows, s.first_column / block.columns},
+                 {ceil_div(s.out, block.rows), ceil_div(s.in, block.columns)});
+}
+
+Runs row_scale_runs(const WeightSource& s) {
+  return runs_of(*s.row_scale->info, {s.whole_out, 1}, {s.first_row, 0}, {s.out, 1});
+}
+
+void count_bytes(WeightSource& s) {
+  s.disk_bytes = data_runs(s).total();
+  if (s.block_scale != nullptr) s.disk_bytes += scale_runs(s).total();
+  if (s.row_scale != nullptr) s.disk_bytes += row_scale_runs(s).total();
+  if (s.global_scale != nullptr) s.disk_bytes += static_cast<int64_t>(s.global_scale->info->bytes);
+  Weight weight;
+  weight.format = s.format;
+  weight.out = s.out;
+  weight.in = s.in;
+  s.memory_bytes = weight_bytes(weight) - (s.format == WeightFormat::kNVFP4 ? 4 : 0);
+}
+
 // Resolves one weight; a function for each way of storing it.
 class Resolver {
  public:
   Resolver(const Checkpoint& checkpoint, const std::string& name, int64_t out, int64_t in)
       : checkpoint_(checkpoint) {
     source_.name = name;
-    source_.out = out;
-    source_.in = in;
+    source_.out = source_.whole_out = out;
+    source_.in = source_.whole_in = in;
   }
 
   WeightSource resolve() {
@@ -61,7 +129,7 @@ class Resolver {
       throw FuelError(checkpoint_.dir() + ": tensor " + json_quote(source_.name + ".weight") + ": expected " +
                       describe_shape({source_.out, source_.in}) + ", found none");
     }
-    count_bytes();
+    count_bytes(source_);
     return source_;
   }
 
@@ -172,17 +240,6 @@ class Resolver {
                     " divides (" + format + "), found " + std::to_string(source_.in));
   }
 
-  void count_bytes() {
-    for (const Entry* entry : {source_.data, source_.block_scale, source_.global_scale, source_.row_scale}) {
-      if (entry != nullptr) source_.disk_bytes += static_cast<int64_t>(entry->info->bytes);
-    }
-    Weight weight;
-    weight.format = source_.format;
-    weight.out = source_.out;
-    weight.in = source_.in;
-    source_.memory_bytes = weight_bytes(weight) - (source_.format == WeightFormat::kNVFP4 ? 4 : 0);
-  }
-
   const Checkpoint& checkpoint_;
   WeightSource source_;
 };
@@ -201,31 +258,39 @@ int64_t data_bytes(const WeightSource& source) {
   }
 }
 
-// A tensor to read and where its bytes go. 16-bit floats whose place has room for float32 are expanded; a
+// What to read of a tensor and where its bytes go. 16-bit floats whose place has room for float32 are expanded; a
 // scalar is repeated until its place is full; E4M3 is multiplied by the scale of its row if there is one.
 struct Part {
   const Checkpoint::Entry* entry;
+  Runs runs;
   void* out;
   int64_t out_bytes;
-  const Checkpoint::Entry* row_scale = nullptr;
+  const WeightSource* scaled_rows = nullptr;  // the weight, if each row has a scale
 };
 
 using Count = std::function<void(int64_t)>;
 
+constexpr int64_t kChunk = 8 << 20;
+
+uint64_t place_of(const Part& part, int64_t run, int64_t at) {
+  return part.entry->info->offset + static_cast<uint64_t>(part.runs.first + run * part.runs.stride + at);
+}
+
 void multiply_rows(const Checkpoint& checkpoint, const Part& part, const Count& read_bytes) {
-  constexpr int64_t kChunk = 8 << 20;
-  const std::vector<float> scale = checkpoint.read_f32(*part.row_scale);
-  read_bytes(static_cast<int64_t>(part.row_scale->info->bytes));
-  const int64_t rows = static_cast<int64_t>(scale.size());
-  const int64_t columns = part.out_bytes / 4 / rows, step = std::max<int64_t>(1, kChunk / columns);
-  std::vector<uint8_t> codes(static_cast<size_t>(std::min(step, rows) * columns));
+  const WeightSource& s = *part.scaled_rows;
+  const std::vector<float> scale = checkpoint.read_f32(*s.row_scale);
+  read_bytes(row_scale_runs(s).total());
+  const int64_t columns = s.in;
+  const int64_t step = part.runs.count > 1 ? 1 : std::max<int64_t>(1, kChunk / columns);
+  std::vector<uint8_t> codes(static_cast<size_t>(std::min(step, s.out) * columns));
   float* out = static_cast<float*>(part.out);
-  for (int64_t row = 0; row < rows; row += step) {
-    const int64_t now = std::min(step, rows - row);
-    const uint64_t at = part.entry->info->offset + static_cast<uint64_t>(row * columns);
+  for (int64_t row = 0; row < s.out; row += step) {
+    const int64_t now = std::min(step, s.out - row);
+    const uint64_t at = part.runs.count > 1 ? place_of(part, row, 0) : place_of(part, 0, row * columns);
     part.entry->file->read(at, static_cast<uint64_t>(now * columns), codes.data());
     for (int64_t i = 0; i < now * columns; ++i) {
-      *out++ = e4m3_to_f32(codes[static_cast<size_t>(i)]) * scale[static_cast<size_t>(row + i / columns)];
+      const auto of = static_cast<size_t>(s.first_row + row + i / columns);
+      *out++ = e4m3_to_f32(codes[static_cast<size_t>(i)]) * scale[of];
     }
     read_bytes(now * columns);
   }
@@ -233,33 +298,55 @@ void multiply_rows(const Checkpoint& checkpoint, const Part& part, const Count& 
 
 void read_part(const Checkpoint& checkpoint, const Part& part, std::vector<uint16_t>& staging,
                const Count& read_bytes) {
-  if (part.row_scale != nullptr) {
+  if (part.scaled_rows != nullptr) {
     multiply_rows(checkpoint, part, read_bytes);
     return;
   }
-  constexpr int64_t kChunk = 8 << 20;
   const TensorInfo& info = *part.entry->info;
   const SafetensorsFile& file = *part.entry->file;
-  const int64_t bytes = static_cast<int64_t>(info.bytes);
+  const int64_t bytes = part.runs.bytes;
   if (is_scalar(info) && bytes != part.out_bytes) {
     const float value = checkpoint.read_f32(*part.entry)[0];
     std::fill_n(static_cast<float*>(part.out), part.out_bytes / 4, value);
     read_bytes(bytes);
     return;
   }
-  const bool expand = bytes != part.out_bytes;
+  const bool expand = part.runs.total() != part.out_bytes;
   if (expand) staging.resize(static_cast<size_t>(std::min(kChunk / 2, bytes) / 2));
   const int64_t step = expand ? kChunk / 2 : kChunk;
-  for (int64_t at = 0; at < bytes; at += step) {
-    const int64_t now = std::min(step, bytes - at);
-    void* const target = expand ? static_cast<void*>(staging.data()) : static_cast<char*>(part.out) + at;
-    file.read(info.offset + static_cast<uint64_t>(at), static_cast<uint64_t>(now), target);
-    if (expand) {
-      std::transform(staging.begin(), staging.begin() + now / 2, static_cast<float*>(part.out) + at / 2,
-                     info.dtype == DType::kF16 ? f16_to_f32 : bf16_to_f32);
+  for (int64_t run = 0; run < part.runs.count; ++run) {
+    for (int64_t at = 0; at < bytes; at += step) {
+      const int64_t now = std::min(step, bytes - at), done = run * bytes + at;
+      void* const target = expand ? static_cast<void*>(staging.data()) : static_cast<char*>(part.out) + done;
+      file.read(place_of(part, run, at), static_cast<uint64_t>(now), target);
+      if (expand) {
+        std::transform(staging.begin(), staging.begin() + now / 2, static_cast<float*>(part.out) + done / 2,
+                       info.dtype == DType::kF16 ? f16_to_f32 : bf16_to_f32);
+      }
+      read_bytes(now);
     }
-    read_bytes(now);
   }
+}
+
+Part data_part(const WeightSource& source, void* place) {
+  return {source.data, data_runs(source), place, data_bytes(source),
+          source.row_scale != nullptr ? &source : nullptr};
+}
+
+Part scale_part(const WeightSource& source, void* place) {
+  return {source.block_scale, scale_runs(source), place, source.memory_bytes - data_bytes(source)};
+}
+
+// Whether each of the parts begins with a block or lies within one.
+bool on_borders(int64_t whole, int32_t parts, int64_t block, bool within) {
+  if (whole % parts != 0) return false;
+  const int64_t part = whole / parts;
+  if (part % block == 0) return true;
+  for (int64_t first = 0; first < whole; first += part) {
+    const bool inside = within && first / block == (first + part - 1) / block;
+    if (first % block != 0 && !inside) return false;
+  }
+  return within;
 }
 
 }  // namespace
@@ -273,6 +360,33 @@ bool has_weight(const Checkpoint& checkpoint, const std::string& name) {
 
 WeightSource describe_weight(const Checkpoint& checkpoint, const std::string& name, int64_t out, int64_t in) {
   return Resolver(checkpoint, name, out, in).resolve();
+}
+
+bool can_cut(const WeightSource& whole, int32_t parts, bool columns) {
+  const Grid block = one_scale(whole) ? Grid{1, 1} : block_of(whole);
+  // Codes of fewer columns than share a scale are no weight in memory; FP8's last block may be cut short.
+  const bool within = whole.format == WeightFormat::kFP8Block;
+  return columns ? on_borders(whole.whole_in, parts, block.columns, within)
+                 : on_borders(whole.whole_out, parts, block.rows, within);
+}
+
+WeightSource cut_weight(const WeightSource& whole, const WeightCut& cut) {
+  if (cut.parts == 1) return whole;
+  if (!can_cut(whole, cut.parts, cut.columns)) {
+    const Grid block = block_of(whole);
+    const int64_t all = cut.columns ? whole.whole_in : whole.whole_out;
+    throw FuelError(where(*whole.data) + ": expected " + (cut.columns ? "columns" : "rows") + " in " +
+                    std::to_string(cut.parts) + " parts of whole blocks of " +
+                    std::to_string(cut.columns ? block.columns : block.rows) + ", found " +
+                    std::to_string(all));
+  }
+  WeightSource part = whole;
+  int64_t& size = cut.columns ? part.in : part.out;
+  size /= cut.parts;
+  (cut.columns ? part.first_column : part.first_row) = size * cut.part;
+  part.in_place = false;
+  count_bytes(part);
+  return part;
 }
 
 float read_global_scale(const Checkpoint& checkpoint, const WeightSource& source) {
@@ -307,21 +421,20 @@ Weight map_weight(const Checkpoint& checkpoint, const WeightSource& source) {
 void read_weight(const Checkpoint& checkpoint, const WeightSource& source, void* data, void* block_scale) {
   const Count no_count = [](int64_t) {};
   std::vector<uint16_t> staging;
-  const int64_t bytes = data_bytes(source);
-  read_part(checkpoint, {source.data, data, bytes, source.row_scale}, staging, no_count);
-  if (source.block_scale == nullptr) return;
-  read_part(checkpoint, {source.block_scale, block_scale, source.memory_bytes - bytes}, staging, no_count);
+  read_part(checkpoint, data_part(source, data), staging, no_count);
+  if (source.block_scale != nullptr)
+    read_part(checkpoint, scale_part(source, block_scale), staging, no_count);
 }
 
-int WeightLoader::add(const std::string& name, int64_t out, int64_t in) {
+int WeightLoader::add(const std::string& name, int64_t out, int64_t in, const WeightCut& cut) {
   const auto known = handles_.find(name);
   if (known != handles_.end()) {
     const WeightSource& source = sources_[static_cast<size_t>(known->second)];
-    if (source.out != out || source.in != in) fail(*source.data, describe_shape({out, in}));
+    if (source.whole_out != out || source.whole_in != in) fail(*source.data, describe_shape({out, in}));
     return known->second;
   }
   const int handle = static_cast<int>(sources_.size());
-  sources_.push_back(describe_weight(checkpoint_, name, out, in));
+  sources_.push_back(cut_weight(describe_weight(checkpoint_, name, out, in), cut));
   handles_.emplace(name, handle);
   const WeightSource& source = sources_.back();
   const int64_t data = data_bytes(source);
@@ -343,12 +456,12 @@ void WeightLoader::load(Arena& arena, const Progress& progress) {
     const int64_t data = data_bytes(source);
     void* const place = arena.take_bytes(static_cast<size_t>(data));
     weight.data = place;
-    parts.push_back({source.data, place, data, source.row_scale});
+    parts.push_back(data_part(source, place));
     if (source.block_scale != nullptr) {
       const int64_t scales = source.memory_bytes - data;
       void* const scale_place = arena.take_bytes(static_cast<size_t>(scales));
       weight.block_scale = scale_place;
-      parts.push_back({source.block_scale, scale_place, scales});
+      parts.push_back(scale_part(source, scale_place));
     }
     weights_.push_back(weight);
   }

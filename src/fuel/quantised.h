@@ -31,6 +31,12 @@
 
 namespace rocket {
 
+// Of several ranks that share a weight each takes one of so many equal parts of its rows, or of its columns.
+struct WeightCut {
+  int32_t part = 0, parts = 1;
+  bool columns = false;
+};
+
 // What a linear weight is and where its parts lie. Holds pointers into the checkpoint.
 struct WeightSource {
   std::string name;
@@ -46,6 +52,8 @@ struct WeightSource {
   bool in_place = true;                             // can be used where it lies; else it must be loaded
   int64_t disk_bytes = 0;                           // of data and all scales
   int64_t memory_bytes = 0;                         // of data and block scale once loaded
+  // Of a part of a weight: where it begins, and the shape of the whole. out, in and the bytes are the part's.
+  int64_t first_row = 0, first_column = 0, whole_out = 0, whole_in = 0;
 };
 
 // Whether any spelling of the weight is there.
@@ -53,6 +61,11 @@ bool has_weight(const Checkpoint& checkpoint, const std::string& name);
 
 // Looks at headers only. Throws FuelError that names file, tensor, what was expected and what was found.
 WeightSource describe_weight(const Checkpoint& checkpoint, const std::string& name, int64_t out, int64_t in);
+
+// Whether so many parts of a weight begin and end where its blocks of scales do.
+bool can_cut(const WeightSource& whole, int32_t parts, bool columns);
+// A part of a weight that can be cut so. Throws FuelError for one that cannot, with the border that it would cross.
+WeightSource cut_weight(const WeightSource& whole, const WeightCut& cut);
 
 // The multiplier that an NVFP4 weight's global scale means (1 for other formats); reads a few bytes with
 // pread. Throws FuelError if it is negative or not finite.
@@ -74,8 +87,9 @@ class WeightLoader {
  public:
   explicit WeightLoader(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // Returns a handle; the same name again returns the same handle. Throws as describe_weight.
-  int add(const std::string& name, int64_t out, int64_t in);
+  // Returns a handle; the same name again returns the same handle. out and in are the whole weight's. Throws as
+  // describe_weight and cut_weight.
+  int add(const std::string& name, int64_t out, int64_t in, const WeightCut& cut = {});
 
   size_t size() const { return sources_.size(); }
   const WeightSource& source(int handle) const { return sources_[static_cast<size_t>(handle)]; }

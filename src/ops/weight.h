@@ -43,4 +43,34 @@ inline int64_t weight_bytes(const Weight& w) {
   return 0;
 }
 
+// Some rows of a weight, where they lie. Of kFP8Block they begin with a block, or all blocks have one scale.
+inline Weight rows_of(const Weight& w, int64_t first, int64_t count) {
+  const auto behind = [](const void* from, int64_t bytes) {
+    return from ? static_cast<const void*>(static_cast<const char*>(from) + bytes) : nullptr;
+  };
+  Weight part = w;
+  part.out = count;
+  switch (w.format) {
+    case WeightFormat::kF32:
+      part.data = behind(w.data, first * w.in * 4);
+      break;
+    case WeightFormat::kBF16:
+      part.data = behind(w.data, first * w.in * 2);
+      break;
+    case WeightFormat::kNVFP4:
+      part.data = behind(w.data, first * (w.in / 2));
+      part.block_scale = behind(w.block_scale, first * (w.in / 16));
+      break;
+    case WeightFormat::kFP8Block:
+      part.data = behind(w.data, first * w.in);
+      part.block_scale = behind(w.block_scale, first / 128 * ((w.in + 127) / 128) * 4);
+      break;
+    case WeightFormat::kMXFP8:
+      part.data = behind(w.data, first * w.in);
+      part.block_scale = behind(w.block_scale, first * (w.in / 32));
+      break;
+  }
+  return part;
+}
+
 }  // namespace rocket

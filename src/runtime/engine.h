@@ -35,6 +35,7 @@ struct EngineOptions {
   // Context, rows and streams that are 0 on other ranks are those of rank 0.
   std::shared_ptr<Fabric> fabric;
   ExpertSplit split;
+  bool split_dense = false;  // of the dense weights, too, each has its heads, columns and rows
   // Called while dense weights are read, with bytes done and in all. May throw to stop the load.
   std::function<void(int64_t done, int64_t total)> progress;
 };
@@ -51,9 +52,10 @@ struct EngineInfo {
   int64_t max_context = 0;
   int32_t max_rows = 0, max_streams = 0, threads = 0;
   int32_t max_logits_rows = 0;  // rows of a step that may want logits
-  int64_t dense_bytes = 0;      // resident weights
+  int64_t dense_bytes = 0;      // resident weights, of this rank
   int64_t expert_bytes = 0;     // all routed experts
   int32_t boosters = 1, rank = 0;
+  bool split_dense = false;                    // dense_bytes, token_bytes and the state are a share
   int64_t experts_owned = 0, owned_bytes = 0;  // routed experts that this rank has, of all MoE layers
   int64_t slot_bytes = 0;                      // one expert in slot layout
   int64_t slots = 0;  // slots of the expert cache (all experts where they are used in place)
@@ -79,7 +81,7 @@ struct ExpertLayerStats {
 struct BoosterStats {
   int32_t rank = 0;
   std::string device;
-  int64_t experts_owned = 0, expert_bytes = 0;
+  int64_t experts_owned = 0, expert_bytes = 0, dense_bytes = 0;
   int64_t rows_sent = 0,
           rows_received = 0;  // unsummed rows of experts; one that goes to two boosters counts twice
   double wait_ms = 0;         // for rows of others that had not come when they were needed
@@ -192,7 +194,7 @@ class Engine {
   virtual int32_t sample(int32_t logits_row, const SamplingParams& sampling, uint64_t counter) = 0;
   virtual std::vector<int32_t> sample(const std::vector<Draw>& draws) = 0;
 
-  // State of a stream as float32, for tests: "kda/<layer>" [heads, Dk, Dv], "conv/<layer>" [taps-1, C],
+  // State of a stream as float32, for tests (with split dense weights that of this rank's heads): "kda/<layer>" [heads, Dk, Dv], "conv/<layer>" [taps-1, C],
   // "latent/<layer>" [position, width], "pooled/<layer>" [position / pool, D].
   virtual std::vector<float> state(StreamId stream, const std::string& name) const = 0;
 

@@ -1,0 +1,57 @@
+// What crosses between ranks in the midst of a step: rows of experts, parts of sums, columns of logits. Where there is
+// one rank nothing does.
+#include <utility>
+
+#include "glm5-moe-nvfp4-2b/forward.h"
+
+namespace rocket::glm5 {
+
+void Glm5::join(Fabric& fabric, const ExpertSplit& split) {
+  std::vector<int32_t> numbers;
+  for (size_t i = 0; i < config_.is_moe.size(); ++i) {
+    if (config_.is_moe[i]) numbers.push_back(static_cast<int32_t>(i));
+  }
+  exchange_ = std::make_unique<RowExchange>(fabric, split, config_.num_experts_per_tok, config_.hidden_size,
+                                            std::move(numbers));
+  if (config_.dense_ranks > 1) parts_ = std::make_unique<PartExchange>(fabric);
+  info_.rank = fabric.rank();
+}
+
+void Glm5::share_rows(size_t index, MoeBuffers& b) {
+  const size_t choices = static_cast<size_t>(b.rows) * static_cast<size_t>(config_.num_experts_per_tok);
+  if (exchange_) exchange_->begin(moe_index_[index], {b.id, choices}, b.own, b.wire);
+}
+
+void Glm5::send_rows(const MoeBuffers& b) {
+  if (exchange_) exchange_->send(b.routed);
+}
+
+void Glm5::take_rows(const MoeBuffers& b) {
+  if (exchange_) exchange_->finish(b.routed);
+}
+
+// Each rank's product with its columns of a weight is a summand.
+void Glm5::sum_parts(float* x, int32_t rows, const char* what) {
+  if (config_.dense_ranks == 1) return;
+  ArenaScope scope(workspace_);
+  const int64_t H = config_.hidden_size;
+  float* const buffer = workspace_.take<float>(PartExchange::buffer_floats(config_.dense_ranks, rows, H));
+  if (parts_) parts_->sum(x, rows, H, buffer, what);
+}
+
+// Where this rank puts its columns of a step's logits.
+float* Glm5::own_logits(const StepView& step) {
+  if (config_.dense_ranks == 1) return logits_ + step.first_logit * int64_t{config_.vocab_size};
+  return workspace_.take<float>(step.logits_rows * int64_t{config_.head_rows()});
+}
+
+void Glm5::join_logits(const StepView& step, const float* mine) {
+  if (config_.dense_ranks == 1) return;
+  const int64_t rows = step.logits_rows, columns = config_.head_rows();
+  float* const buffer =
+      workspace_.take<float>(PartExchange::buffer_floats(config_.dense_ranks, rows, columns));
+  float* const all = logits_ + step.first_logit * int64_t{config_.vocab_size};
+  if (parts_) parts_->join(mine, rows, columns, all, buffer, "logits");
+}
+
+}  // namespace rocket::glm5
