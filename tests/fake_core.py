@@ -105,6 +105,7 @@ class CoreEngine:
             "slots": 16,
             "experts_owned": 16,
             "owned_bytes": 16384,
+            "dense_bytes": 10**8,
             "slot_bytes": 1024,
             "expert_store": SCRIPT.get("expert_store", ""),
             "slots_requested": 0,
@@ -182,6 +183,7 @@ class CoreEngine:
             "expert_evictions": self._steps,
             "streamed_bytes": self._steps << 20,
             "expert_hints": {"taken": 0},
+            "boosters": [],
         }
 
     def set_profile(self, on):
