@@ -31,6 +31,7 @@ struct Orders {
   std::condition_variable changed;
   bool closed = false;            // hinted reads stop in front of their end
   bool blocked = false;           // one does
+  int under_way = 0;              // hinted reads, also those that nobody wants any more
   int fail_one_in = 0;            // reads, at random
   int slow_us = 0;                // a read takes up to that
   std::vector<ExpertKey> broken;  // reads of these fail
@@ -51,6 +52,31 @@ struct Orders {
     std::unique_lock lock(mutex);
     return changed.wait_for(lock, kPatience, [&] { return blocked; });
   }
+  bool until_idle() {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, kPatience, [&] { return under_way == 0; });
+  }
+};
+
+// Counts a read of another thread than the test's while it lives.
+class UnderWay {
+ public:
+  explicit UnderWay(Orders& orders) : orders_(orders), hinted_(std::this_thread::get_id() != orders.demand) {
+    add(1);
+  }
+  ~UnderWay() { add(-1); }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+
+ private:
+  void add(int n) {
+    if (!hinted_) return;
+    const std::lock_guard lock(orders_.mutex);
+    orders_.under_way += n;
+    orders_.changed.notify_all();
+  }
+  Orders& orders_;
+  bool hinted_;
 };
 
 class TimedStore : public ExpertStore {
@@ -64,6 +90,7 @@ class TimedStore : public ExpertStore {
   }
   void fetch_all(int32_t layer, std::span<const ExpertRead> reads) const override {
     for (const ExpertRead& read : reads) {
+      const UnderWay counted(*orders_);
       const int sleep_us = begin({layer, read.expert});
       // Half of the bytes, so that a slot that is somebody else's by now would show it.
       fetch(layer, read.expert, 0, *read.layout, read.slot);
@@ -128,7 +155,7 @@ struct Bench {
         const ExpertKey key = stream->cache().at(slot);
         all = all && (key.layer < 0 || placed(key));
       }
-      if (all) return true;
+      if (all) return orders->until_idle();
       std::this_thread::yield();
     }
     return false;
@@ -284,7 +311,8 @@ bool modelled_look_up(Bench& bench, Model& model, int32_t layer, const std::stri
       there = there && (now[i] < 0 || is_there(bench.tables, layer, now[i]));
     expect(there, what + ": a wave's experts are there");
   }
-  if (given_up) {  // the read under way comes to its end
+  if (given_up) {  // the read under way comes to its end, also where its slot was taken
+    expect(bench.orders->until_idle(), what + ": the read under way ends");
     const auto until = std::chrono::steady_clock::now() + kPatience;
     while (model.flies(front) && !bench.placed(front) && std::chrono::steady_clock::now() < until)
       bench.stream->stats();
@@ -531,7 +559,7 @@ int main() {
     configs.back().layer_slots = {3, 5, 11};
     for (const CacheConfig& config : configs) {
       const std::string what = std::string(policy) + ", " + std::to_string(config.slots) + " slots";
-      if (config.policy == "lru") modelled(config, what);  // what runs use
+      modelled(config, what);
       runs_free(config, what + ", free", false);
       runs_free(config, what + ", failing", true);
     }
