@@ -83,11 +83,18 @@ struct GemvMma {
 // ---- weights
 
 // Brings 16 bytes into shared memory past the first-level cache, or zeros.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(there ? 16 : 0)
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 16 : 0)
                : "memory");
+}
+__device__ __forceinline__ uint4 read_copy(uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from)
+               : "memory");
+  return v;
 }
 __device__ __forceinline__ void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -143,37 +150,38 @@ struct MmaSegment {
   }
 };
 
-// Steps of the ring in a segment's pass that begins at this column of the slice.
+// Steps of the ring in the pass that begins at this column of a slice.
 template <typename K>
-__device__ __forceinline__ int pass_steps(const MmaSegment& s, int pass) {
-  return (min(K::kPass, s.columns - pass) + kMmaStep - 1) / kMmaStep;
+__device__ __forceinline__ int pass_steps(int columns, int pass) {
+  return (min(K::kPass, columns - pass) + kMmaStep - 1) / kMmaStep;
 }
 
 // A warp's copies, kStages steps ahead of what it multiplies. Lane 4 * g + t copies 16 bytes of rows g and g + 8 of a group,
 // eight columns, from each of a step's two chunks, and reads them itself, so the ring needs no barriers.
 template <typename K>
 struct MmaStream {
-  int round = 0, rounds;
+  static constexpr uint32_t kPiece = kWarp * 16;  // of a row and a chunk, all lanes
+  int round = 0;
   bool done = false;
   MmaUnits units{};
   int unit = 0;  // the segment's first
-  int slice = 0, from = 0, to = 0, column = 0, columns = 0;
+  int from = 0, to = 0, column = 0, columns = 0;
   int pass = 0, group = 0, step = 0, steps = 0;
   const char* at[2];  // the lane's two rows, from its first columns of the pass on
-  char* ring;
-  int slot = 0;
+  uint32_t ring;      // the lane's place in the warp's first slot
+  uint32_t slot = 0;  // the next to take, from there
 
-  __device__ __forceinline__ MmaStream(const GemvParams& p, const MmaRange& b, int all_rounds, char* shared,
-                                       int warp, int lane)
-      : rounds(all_rounds) {
-    ring = shared + warp * (K::kStages * K::kStageBytes) + lane * 16;
+  __device__ __forceinline__ MmaStream(const GemvParams& p, const MmaRange& b, char* shared, int warp,
+                                       int lane) {
+    ring = static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * (K::kStages * K::kStageBytes) +
+           lane * 16;
     open_round(p, b, warp, lane);
 #pragma unroll 1
-    for (int s = 0; s < K::kStages; ++s) fill(p, b, s, warp, lane);
+    for (int s = 0; s < K::kStages; ++s) fill(p, b, ring + s * K::kStageBytes, warp, lane);
   }
-  // The next round in which the warp has units.
+  // This round, or the next one in which the warp has units.
   __device__ __forceinline__ void open_round(const GemvParams& p, const MmaRange& b, int warp, int lane) {
-    for (; round < rounds; ++round) {
+    for (; round * p.block_groups < b.groups; ++round) {
       units = mma_units<K>(p, b, round, warp);
       if (units.first == units.end) continue;
       open_segment(p, b, units.first, lane);
@@ -184,12 +192,12 @@ struct MmaStream {
   __device__ __forceinline__ void open_segment(const GemvParams& p, const MmaRange& b, int first, int lane) {
     unit = first;
     const MmaSegment s(p, b, units, unit);
-    slice = s.slice, from = s.from, to = s.to, column = s.column, columns = s.columns;
+    from = s.from, to = s.to, column = s.column, columns = s.columns;
     open_pass(p, b, 0, lane);
   }
   __device__ __forceinline__ void open_pass(const GemvParams& p, const MmaRange& b, int first, int lane) {
     pass = first;
-    steps = (min(K::kPass, columns - pass) + kMmaStep - 1) / kMmaStep;
+    steps = pass_steps<K>(columns, pass);
     group = from;
     open_group(p, b, lane);
   }
@@ -213,7 +221,8 @@ struct MmaStream {
     ++round;
     open_round(p, b, warp, lane);
   }
-  __device__ __forceinline__ void fill(const GemvParams& p, const MmaRange& b, int s, int warp, int lane) {
+  __device__ __forceinline__ void fill(const GemvParams& p, const MmaRange& b, uint32_t slot_at, int warp,
+                                       int lane) {
     if (!done) {
       const int first = step * kMmaStep, left = p.in - column - pass - lane % 4 * kLaneColumns;
 #pragma unroll
@@ -222,7 +231,7 @@ struct MmaStream {
         for (int c = 0; c < 2; ++c) {
           // Columns from `in` on are zeros; the address is then the weight's, from which nothing is read.
           const bool there = first + c * kMmaChunk < left;
-          copy_async(ring + s * K::kStageBytes + (c * 2 + i) * (kWarp * 16),
+          copy_async(slot_at + (c * 2 + i) * kPiece,
                      there ? at[i] + (first + c * kMmaChunk) * 2 : p.part[0].data, there);
         }
       }
@@ -237,12 +246,10 @@ struct MmaStream {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        raw[c][i] = *reinterpret_cast<const uint4*>(ring + slot * K::kStageBytes +
-                                                    (c * 2 + i) * (kWarp * 16));
+      for (int i = 0; i < 2; ++i) raw[c][i] = read_copy(ring + slot + (c * 2 + i) * kPiece);
     }
-    fill(p, b, slot, warp, lane);
-    slot = slot + 1 < K::kStages ? slot + 1 : 0;
+    fill(p, b, ring + slot, warp, lane);
+    slot = slot + K::kStageBytes < K::kStages * K::kStageBytes ? slot + K::kStageBytes : 0;
   }
 };
 
@@ -419,7 +426,7 @@ __device__ __forceinline__ void mma_round(const GemvParams& p, const MmaRange& b
 #pragma unroll 1
     for (int pass = 0; pass < s.columns; pass += K::kPass) {
       x.load(p, s.column + pass, s.column + s.columns, lane);
-      const int steps = pass_steps<K>(s, pass);
+      const int steps = pass_steps<K>(s.columns, pass);
 #pragma unroll 1
       for (int group = s.from; group < s.to; ++group) {
         float* const to = table + ((s.slice - b.first_slice) * p.block_groups + group) * K::N;
@@ -486,7 +493,7 @@ __device__ __forceinline__ void gemv_mma(const GemvParams& p) {
   const int rounds = (b.groups + p.block_groups - 1) / p.block_groups;
   float* table = reinterpret_cast<float*>(shared + K::kRingBytes);
 
-  MmaStream<K> stream(p, b, rounds, shared, warp, lane);
+  MmaStream<K> stream(p, b, shared, warp, lane);
   wait_for_previous();
   start_next();  // only now: launch_fence()
 #pragma unroll 1
@@ -498,12 +505,12 @@ __device__ __forceinline__ void gemv_mma(const GemvParams& p) {
 }
 
 template <typename K>
-__global__ void __launch_bounds__(K::kThreads, 1) gemv_mma_kernel(const __grid_constant__ GemvParams p) {
+__global__ void __launch_bounds__(K::kThreads, K::R == 2 ? 2 : 1) gemv_mma_kernel(const __grid_constant__ GemvParams p) {
   static_assert(K::kSplit == 1);
   gemv_mma<K>(p);
 }
 template <typename K>
-__global__ void __cluster_dims__(K::kSplit, 1, 1) __launch_bounds__(K::kThreads, 1)
+__global__ void __cluster_dims__(K::kSplit, 1, 1) __launch_bounds__(K::kThreads, K::R == 2 ? 2 : 1)
     gemv_mma_cluster_kernel(const __grid_constant__ GemvParams p) {
   gemv_mma<K>(p);
 }
