@@ -7,7 +7,7 @@
 //
 // Order of a result's sum over `in`, a matter of `in` alone:
 //   slices    of whole blocks, gemv_mma_slices(); their sums are added in ascending order
-//   blocks    of 128 columns; their sums, (low + middle) + high, are added in ascending order
+//   blocks    of 128 columns in a slice; their sums, (low + middle) + high, are added in ascending order
 //   steps     of 64 columns; a term's two in a block are added
 //   products  four of 16 columns for a term in a step, one upon the other in the tensor core: of 32 columns first those
 //             whose number ends in 0 … 3 modulo 8, then the others
@@ -27,9 +27,9 @@
 // rings while whatever lies between runs.
 //
 // A block takes a range of groups of sixteen outputs; where they have more sums than shared memory holds, in rounds. A
-// warp's work is a run of units, one group in one slice, all groups of a slice before the next slice. It holds some of
+// warp's work is a run of units, one group in one slice, all groups of a slice before the next slice. It holds a block of
 // the slice's columns of x in registers, as B fragments, and goes over its groups of the slice, then over them again with
-// the next columns (a pass), adding to the unit's sums in shared memory. So no warp waits for another within a round.
+// the next block, adding to the units' sums in shared memory. So no warp waits for another within a round.
 //
 // A cluster of kSplit blocks shares a range of groups, each block having a part of the slices: where `in` is wide, so
 // that a block reads less of x, and where there are few groups. The sums meet through the cluster's shared memory.
@@ -71,8 +71,7 @@ struct GemvMma {
   static constexpr int kWarps = 8, kThreads = kWarps * kWarp;
   static constexpr int kTiles = R == 2 ? 1 : R == 4 ? 2 : R / 8 * 3;
   static constexpr int kSets = R == 16 ? 2 : 1;         // of rows of which a lane has two
-  static constexpr int kPassBlocks = R == 16 ? 1 : 2;   // whose x registers hold
-  static constexpr int kPass = kPassBlocks * kMmaBlock;  // columns
+  static constexpr bool kAhead = R < 16;                // registers hold x of the block that comes next, too
   static constexpr int kStages = kStages_;
   static constexpr int kStageBytes = G * kMmaStep * 2;  // of a warp
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
@@ -150,10 +149,9 @@ struct MmaSegment {
   }
 };
 
-// Steps of the ring in the pass that begins at this column of a slice.
-template <typename K>
-__device__ __forceinline__ int pass_steps(int columns, int pass) {
-  return (min(K::kPass, columns - pass) + kMmaStep - 1) / kMmaStep;
+// Steps of the block that begins at this column of a slice.
+__device__ __forceinline__ int block_steps(int columns, int block) {
+  return columns - block > kMmaStep ? 2 : 1;
 }
 
 // A warp's copies, kStages steps ahead of what it multiplies. Lane 4 * g + t copies 16 bytes of rows g and g + 8 of a group,
@@ -166,8 +164,8 @@ struct MmaStream {
   MmaUnits units{};
   int unit = 0;  // the segment's first
   int from = 0, to = 0, column = 0, columns = 0;
-  int pass = 0, group = 0, step = 0, steps = 0;
-  const char* at[2];  // the lane's two rows, from its first columns of the pass on
+  int block = 0, group = 0, step = 0, steps = 0;
+  const char* at[2];  // the lane's two rows, from its first columns of the block on
   uint32_t ring;      // the lane's place in the warp's first slot
   uint32_t slot = 0;  // the next to take, from there
 
@@ -193,11 +191,11 @@ struct MmaStream {
     unit = first;
     const MmaSegment s(p, b, units, unit);
     from = s.from, to = s.to, column = s.column, columns = s.columns;
-    open_pass(p, b, 0, lane);
+    open_block(p, b, 0, lane);
   }
-  __device__ __forceinline__ void open_pass(const GemvParams& p, const MmaRange& b, int first, int lane) {
-    pass = first;
-    steps = pass_steps<K>(columns, pass);
+  __device__ __forceinline__ void open_block(const GemvParams& p, const MmaRange& b, int first, int lane) {
+    block = first;
+    steps = block_steps(columns, block);
     group = from;
     open_group(p, b, lane);
   }
@@ -208,14 +206,14 @@ struct MmaStream {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // where there is no such output, the last one once more
       const int64_t output = min(first + 8 * i, part.out - 1);
-      at[i] = part.data + (output * p.in + column + pass + lane % 4 * kLaneColumns) * 2;
+      at[i] = part.data + (output * p.in + column + block + lane % 4 * kLaneColumns) * 2;
     }
     step = 0;
   }
   __device__ __forceinline__ void next(const GemvParams& p, const MmaRange& b, int warp, int lane) {
     if (++step < steps) return;
     if (++group < to) return open_group(p, b, lane);
-    if (pass + K::kPass < columns) return open_pass(p, b, pass + K::kPass, lane);
+    if (block + kMmaBlock < columns) return open_block(p, b, block + kMmaBlock, lane);
     unit += to - from;
     if (unit < units.end) return open_segment(p, b, unit, lane);
     ++round;
@@ -224,7 +222,7 @@ struct MmaStream {
   __device__ __forceinline__ void fill(const GemvParams& p, const MmaRange& b, uint32_t slot_at, int warp,
                                        int lane) {
     if (!done) {
-      const int first = step * kMmaStep, left = p.in - column - pass - lane % 4 * kLaneColumns;
+      const int first = step * kMmaStep, left = p.in - column - block - lane % 4 * kLaneColumns;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -283,30 +281,35 @@ __device__ __forceinline__ uint4 choose(bool first, const uint4& a, const uint4&
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-// x of a pass as B fragments: lane 4 * g + t has eight columns of column g of each tile.
+// x of a block as B fragments: lane 4 * g + t has eight columns of column g of each tile, for each chunk.
 template <typename K>
 struct MmaX {
-  static constexpr int kChunks = K::kPass / kMmaChunk;
+  static constexpr int kChunks = kMmaBlock / kMmaChunk;
+  float raw[kChunks][K::kSets][kLaneColumns];
   uint4 v[kChunks][K::kTiles];
 
-  // Columns from `first` on; those from `end` on, and rows that are not there, are zeros.
-  __device__ __forceinline__ void load(const GemvParams& p, int first, int end, int lane) {
+  // Asks for the columns from `first` on; those from `in` on, and rows that are not there, are zeros.
+  __device__ __forceinline__ void fetch(const GemvParams& p, int first, int lane) {
     const int g = lane / 4, row = blockIdx.y * K::R + (K::R < 8 ? g % K::R : g);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int column = first + c * kMmaChunk + lane % 4 * kLaneColumns;
 #pragma unroll
-      for (int set = 0; set < K::kSets; ++set) {
-        float x[kLaneColumns];
-        // `in` is a multiple of a lane's columns, as rows of weights are aligned.
-        load_columns(p, row + 8 * set, column, column < end, x);
-        place(MmaTerms(x), g, v[c], set);
-      }
+      for (int set = 0; set < K::kSets; ++set) load_columns(p, row + 8 * set, column, raw[c][set]);
     }
   }
-  __device__ __forceinline__ static void load_columns(const GemvParams& p, int row, int column, bool there,
+  // Makes fragments of what was fetched.
+  __device__ __forceinline__ void open(int lane) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+      for (int set = 0; set < K::kSets; ++set) place(MmaTerms(raw[c][set]), lane / 4, v[c], set);
+    }
+  }
+  __device__ __forceinline__ static void load_columns(const GemvParams& p, int row, int column,
                                                       float (&to)[kLaneColumns]) {
-    there = there && row < p.rows;
+    // `in` is a multiple of a lane's columns, as rows of weights are aligned.
+    const bool there = column < p.in && row < p.rows;
     const float* from = p.x + row * p.ldx + column;
 #pragma unroll
     for (int i = 0; i < kLaneColumns; i += 4) {
@@ -358,7 +361,7 @@ __device__ __forceinline__ void add_terms(const float (&acc)[K::kTiles][4], floa
   }
 }
 
-// One step's four products, one upon the other, for each tile; `x` is the step's first chunk of a pass.
+// One step's four products, one upon the other, for each tile. x0 and x1 are the step's chunks of x.
 template <typename K>
 __device__ __forceinline__ void multiply_step(const uint4 (&raw)[2][2], const uint4 (&x0)[K::kTiles],
                                               const uint4 (&x1)[K::kTiles], float (&acc)[K::kTiles][4]) {
@@ -414,41 +417,50 @@ struct MmaPlace {
   }
 };
 
-// A warp's units of a round.
+// Adds a block of columns of one group to its sums.
+template <typename K>
+__device__ __forceinline__ void multiply_block(const GemvParams& p, const MmaRange& b, MmaStream<K>& stream,
+                                               const MmaX<K>& x, int steps, float (&sum)[K::kSets][4],
+                                               int warp, int lane) {
+  float acc[K::kTiles][4] = {};
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    if (step < steps) {
+      uint4 raw[2][2];
+      stream.take(raw, p, b, warp, lane);
+      multiply_step<K>(raw, x.v[step * 2], x.v[step * 2 + 1], acc);
+    }
+  }
+  add_terms<K>(acc, sum);
+}
+
+// A warp's units of a round. Its columns of x lie in a row, whatever slices they are of.
 template <typename K>
 __device__ __forceinline__ void mma_round(const GemvParams& p, const MmaRange& b, const MmaUnits& units,
                                           MmaStream<K>& stream, float* table, int warp, int lane) {
   const MmaPlace<K> place(lane);
   MmaX<K> x;
+  if (units.first < units.end && K::kAhead) x.fetch(p, MmaSegment(p, b, units, units.first).column, lane);
 #pragma unroll 1
   for (int unit = units.first; unit < units.end;) {
     const MmaSegment s(p, b, units, unit);
+    unit += s.to - s.from;
+    float* const sums = table + (s.slice - b.first_slice) * p.block_groups * K::N;
 #pragma unroll 1
-    for (int pass = 0; pass < s.columns; pass += K::kPass) {
-      x.load(p, s.column + pass, s.column + s.columns, lane);
-      const int steps = pass_steps<K>(s.columns, pass);
+    for (int block = 0; block < s.columns; block += kMmaBlock) {
+      if (!K::kAhead) x.fetch(p, s.column + block, lane);
+      x.open(lane);
+      const int next = s.column + block + kMmaBlock;
+      if (K::kAhead && (block + kMmaBlock < s.columns || unit < units.end)) x.fetch(p, next, lane);
+      const int steps = block_steps(s.columns, block);
 #pragma unroll 1
       for (int group = s.from; group < s.to; ++group) {
-        float* const to = table + ((s.slice - b.first_slice) * p.block_groups + group) * K::N;
         float sum[K::kSets][4] = {};
-        if (pass > 0) place.load(to, sum);
-#pragma unroll
-        for (int block = 0; block < K::kPassBlocks; ++block) {
-          if (block * 2 >= steps) break;
-          float acc[K::kTiles][4] = {};
-#pragma unroll
-          for (int step = block * 2; step < block * 2 + 2; ++step) {
-            if (step >= steps) break;
-            uint4 raw[2][2];
-            stream.take(raw, p, b, warp, lane);
-            multiply_step<K>(raw, x.v[step * 2], x.v[step * 2 + 1], acc);
-          }
-          add_terms<K>(acc, sum);
-        }
-        place.store(to, sum);
+        if (block > 0) place.load(sums + group * K::N, sum);
+        multiply_block<K>(p, b, stream, x, steps, sum, warp, lane);
+        place.store(sums + group * K::N, sum);
       }
     }
-    unit += s.to - s.from;
   }
 }
 
