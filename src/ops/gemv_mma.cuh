@@ -8,18 +8,17 @@
 // Order of a result's sum over `in`, a matter of `in` alone:
 //   slices    of whole blocks, gemv_mma_slices(); their sums are added in ascending order
 //   blocks    of 128 columns in a slice; their sums, (low + middle) + high, are added in ascending order
-//   steps     of 64 columns; a term's two in a block are added
-//   products  four of 16 columns for a term in a step, one upon the other in the tensor core: of 32 columns first those
-//             whose number ends in 0 … 3 modulo 8, then the others
+//   chunks    of 32 columns; a term's four in a block are added in ascending order
+//   products  two of 16 columns for a term in a chunk, one upon the other in the tensor core: first the columns whose
+//             number ends in 0 … 3 modulo 8, then the others
 //
 // Precision. A product of two BF16 numbers is exact. A tensor core lines up the 17 numbers that it adds to the largest of
 // them, cuts off what lies below 2^-25 of that (Hopper; others keep a bit less), and cuts the sum to 24 bits. With M the
-// largest of a step's products and partial sums, the four products of a step lose at most 4 * (17 * 2^-25 + 2^-23) * M,
-// which is 21 * 2^-23 * M, where a chain of float32 products over its 64 columns may lose 64 * 2^-24 * M. What is cut
-// off leans towards zero, by about 2^-24 of a step's sum; a longer chain would lean more: hence four in a row, all else
-// in float32. Middle and low terms are below 2^-7 and 2^-15 of x, and so is what they lose. Infinity has no other terms, so
-// results are infinite or NaN where float32's are (weights that are infinite themselves give NaN); a row's NaN stays in
-// its columns.
+// largest of a chunk's products and partial sums, its two products lose at most 2 * (17 * 2^-25 + 2^-23) * M, which is
+// 21 * 2^-24 * M, where a chain of float32 products over 32 columns may lose 32 * 2^-24 * M. What is cut off leans
+// towards zero, and in a longer chain would lean more: hence two in a row, all else in float32. Middle and low terms are
+// below 2^-7 and 2^-15 of x, and so is what they lose. Infinity has no other terms, so results are infinite or NaN where
+// float32's are (weights that are infinite themselves give NaN); a row's NaN stays in its columns.
 //
 // Weights come through a ring of copies into shared memory: many bytes in flight, few registers. Each lane reads what it
 // has copied itself: its 16 bytes are eight columns, and the order of columns above is the one in which they lie. A block
@@ -42,7 +41,7 @@
 
 namespace rocket::cuda {
 
-// Tiles of eight columns, by rows R of a kernel; `c` is a column of the tile, (r) a row:
+// Tiles of eight columns, by rows R of a kernel; rows in brackets:
 //   R = 2    one: high (0, 1), middle (0, 1), low (0, 1), nothing
 //   R = 4    two: high (0 … 3), middle (0 … 3); low (0 … 3), twice
 //   R = 8    three: high, middle, low
@@ -175,27 +174,17 @@ __device__ __forceinline__ void add_terms(const float (&acc)[K::kTiles][4], floa
   }
 }
 
-// One step's four products, one upon the other, for each tile. x0 and x1 are the step's chunks of x.
+// A chunk's two products, one upon the other, for each tile; raw are the lane's two rows.
 template <typename K>
-__device__ __forceinline__ void mma_step(const uint4 (&raw)[2][2], const uint4 (&x0)[K::kTiles],
-                                         const uint4 (&x1)[K::kTiles], float (&acc)[K::kTiles][4]) {
-  __syncwarp();  // the products want the whole warp
+__device__ __forceinline__ void mma_chunk(const uint4 (&raw)[2], const uint4 (&x)[K::kTiles],
+                                          float (&acc)[K::kTiles][4]) {
   float part[K::kTiles][4] = {};
+  const uint32_t first[4] = {raw[0].x, raw[1].x, raw[0].y, raw[1].y};
+  const uint32_t second[4] = {raw[0].z, raw[1].z, raw[0].w, raw[1].w};
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const uint32_t a[2][4] = {{raw[c][0].x, raw[c][1].x, raw[c][0].y, raw[c][1].y},
-                              {raw[c][0].z, raw[c][1].z, raw[c][0].w, raw[c][1].w}};
+  for (int n = 0; n < K::kTiles; ++n) multiply_add(part[n], first, x[n].x, x[n].y);
 #pragma unroll
-    for (int n = 0; n < K::kTiles; ++n) {
-      const uint4& b = c == 0 ? x0[n] : x1[n];
-      multiply_add(part[n], a[0], b.x, b.y);
-    }
-#pragma unroll
-    for (int n = 0; n < K::kTiles; ++n) {
-      const uint4& b = c == 0 ? x0[n] : x1[n];
-      multiply_add(part[n], a[1], b.z, b.w);
-    }
-  }
+  for (int n = 0; n < K::kTiles; ++n) multiply_add(part[n], second, x[n].z, x[n].w);
 #pragma unroll
   for (int n = 0; n < K::kTiles; ++n) {
 #pragma unroll
@@ -242,7 +231,9 @@ __device__ __forceinline__ void mma_block(const GemvParams& p, const MmaRange& b
     if (step < steps) {
       uint4 raw[2][2];
       stream.take(raw, p, b, warp, lane);
-      mma_step<K>(raw, x.v[step * 2], x.v[step * 2 + 1], acc);
+      __syncwarp();  // the products want the whole warp
+#pragma unroll
+      for (int c = 0; c < 2; ++c) mma_chunk<K>(raw[c], x.v[step * 2 + c], acc);
     }
   }
   add_terms<K>(acc, sum);
