@@ -56,7 +56,8 @@ struct GemvMma {
   static constexpr int kWarps = 8, kThreads = kWarps * kWarp;
   static constexpr int kTiles = R == 2 ? 1 : R == 4 ? 2 : R / 8 * 3;
   static constexpr int kSets = R == 16 ? 2 : 1;  // of rows of which a lane has two
-  static constexpr bool kAhead = R < 16;         // registers hold x of the block that comes next, too
+  // Registers hold x of the block that comes next, too; rows of x must be aligned for loads of four floats.
+  static constexpr bool kAhead = R < 16;
   static constexpr int kStages = kStages_;
   static constexpr int kStageBytes = G * kMmaStep * 2;  // of a warp
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
@@ -94,6 +95,30 @@ __device__ __forceinline__ uint4 choose(bool first, const uint4& a, const uint4&
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
+// Four floats, or zeros. By predicates, so that they arrive where they are wanted much later: what a branch leads to is
+// moved at its end, which waits for them.
+template <bool kVector>
+__device__ __forceinline__ void load_four(const float* from, bool there, float* v) {
+  if constexpr (kVector) {
+    asm volatile(
+        "{\n.reg .pred t;\nsetp.ne.s32 t, %5, 0;\n"
+        "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\nmov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n"
+        "@t ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+        : "=&f"(v[0]), "=&f"(v[1]), "=&f"(v[2]), "=&f"(v[3])
+        : "l"(from), "r"(static_cast<int>(there))
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .pred t;\nsetp.ne.s32 t, %5, 0;\n"
+        "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\nmov.f32 %2, 0f00000000;\nmov.f32 %3, 0f00000000;\n"
+        "@t ld.global.f32 %0, [%4];\n@t ld.global.f32 %1, [%4 + 4];\n"
+        "@t ld.global.f32 %2, [%4 + 8];\n@t ld.global.f32 %3, [%4 + 12];\n}"
+        : "=&f"(v[0]), "=&f"(v[1]), "=&f"(v[2]), "=&f"(v[3])
+        : "l"(from), "r"(static_cast<int>(there))
+        : "memory");
+  }
+}
+
 // x of a block as B fragments: lane 4 * g + t has eight columns of column g of each tile, for each chunk.
 template <typename K>
 struct MmaX {
@@ -101,14 +126,29 @@ struct MmaX {
   float raw[kChunks][K::kSets][kLaneColumns];
   uint4 v[kChunks][K::kTiles];
 
-  // Asks for the columns from `first` on; those from `in` on, and rows that are not there, are zeros.
-  __device__ __forceinline__ void fetch(const GemvParams& p, int first, int lane) {
+  // Asks for the columns from `first` on; those from `in` on, and rows that are not there, are zeros, and all if not
+  // `wanted`.
+  __device__ __forceinline__ void fetch(const GemvParams& p, int first, bool wanted, int lane) {
+    if (K::kAhead || p.vector_x) {
+      fetch_all<true>(p, first, wanted, lane);
+    } else {
+      fetch_all<false>(p, first, wanted, lane);
+    }
+  }
+  template <bool kVector>
+  __device__ __forceinline__ void fetch_all(const GemvParams& p, int first, bool wanted, int lane) {
     const int g = lane / 4, row = blockIdx.y * K::R + (K::R < 8 ? g % K::R : g);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int column = first + c * kMmaChunk + lane % 4 * kLaneColumns;
 #pragma unroll
-      for (int set = 0; set < K::kSets; ++set) load_columns(p, row + 8 * set, column, raw[c][set]);
+      for (int set = 0; set < K::kSets; ++set) {
+        // `in` is a multiple of a lane's columns, as rows of weights are aligned.
+        const bool there = wanted && column < p.in && row + 8 * set < p.rows;
+        const float* from = p.x + (row + 8 * set) * p.ldx + column;
+        load_four<kVector>(from, there, &raw[c][set][0]);
+        load_four<kVector>(from + 4, there, &raw[c][set][4]);
+      }
     }
   }
   // Makes fragments of what was fetched.
@@ -117,19 +157,6 @@ struct MmaX {
     for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
       for (int set = 0; set < K::kSets; ++set) place(MmaTerms(raw[c][set]), lane / 4, v[c], set);
-    }
-  }
-  __device__ __forceinline__ static void load_columns(const GemvParams& p, int row, int column,
-                                                      float (&to)[kLaneColumns]) {
-    // `in` is a multiple of a lane's columns, as rows of weights are aligned.
-    const bool there = column < p.in && row < p.rows;
-    const float* from = p.x + row * p.ldx + column;
-#pragma unroll
-    for (int i = 0; i < kLaneColumns; i += 4) {
-      float4 q = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (there && p.vector_x) q = *reinterpret_cast<const float4*>(from + i);
-      if (there && !p.vector_x) q = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
-      to[i] = q.x, to[i + 1] = q.y, to[i + 2] = q.z, to[i + 3] = q.w;
     }
   }
   __device__ __forceinline__ static void place(const MmaTerms& x, int g, uint4 (&tile)[K::kTiles], int set) {
@@ -245,7 +272,8 @@ __device__ __forceinline__ void mma_round(const GemvParams& p, const MmaRange& b
                                           MmaStream<K>& stream, float* table, int warp, int lane) {
   const MmaPlace<K> place(lane);
   MmaX<K> x;
-  if (units.first < units.end && K::kAhead) x.fetch(p, MmaSegment(p, b, units, units.first).column, lane);
+  if (units.first == units.end) return;
+  if (K::kAhead) x.fetch(p, MmaSegment(p, b, units, units.first).column, true, lane);
 #pragma unroll 1
   for (int unit = units.first; unit < units.end;) {
     const MmaSegment s(p, b, units, unit);
@@ -253,10 +281,10 @@ __device__ __forceinline__ void mma_round(const GemvParams& p, const MmaRange& b
     float* const sums = table + (s.slice - b.first_slice) * p.block_groups * K::N;
 #pragma unroll 1
     for (int block = 0; block < s.columns; block += kMmaBlock) {
-      if (!K::kAhead) x.fetch(p, s.column + block, lane);
+      if (!K::kAhead) x.fetch(p, s.column + block, true, lane);
       x.open(lane);
-      const int next = s.column + block + kMmaBlock;
-      if (K::kAhead && (block + kMmaBlock < s.columns || unit < units.end)) x.fetch(p, next, lane);
+      const int next = block + kMmaBlock;
+      if (K::kAhead) x.fetch(p, s.column + next, next < s.columns || unit < units.end, lane);
       const int steps = block_steps(s.columns, block);
 #pragma unroll 1
       for (int group = s.from; group < s.to; ++group) {
