@@ -56,7 +56,7 @@ void run_gemv<WeightFormat::kBF16>(GemvParams& p, bool vector, Exec& exec) {
   constexpr WeightFormat kFormat = WeightFormat::kBF16;
   if (!vector) return run_gemv_direct<kFormat, false>(p, exec);
   if (p.in < kMmaLeast) return run_gemv_direct<kFormat, true>(p, exec);
-  if (!p.vector_x) return run_mma<16>(p, exec);
+  if (!p.vector_x) return run_mma<16>(p, exec);  // the others load x in fours
   if (p.rows <= 2) return run_mma<2>(p, exec);
   if (p.rows <= 4) return run_mma<4>(p, exec);
   if (p.rows <= 8) return run_mma<8>(p, exec);

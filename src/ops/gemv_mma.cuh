@@ -58,6 +58,8 @@ struct GemvMma {
   static constexpr int kSets = R == 16 ? 2 : 1;  // of rows of which a lane has two
   // Registers hold x of the block that comes next, too; rows of x must be aligned for loads of four floats.
   static constexpr bool kAhead = R < 16;
+  // Of an SM, by registers: there is one, but small kernels shall find room beside it where rows are few.
+  static constexpr int kBlocks = R == 2 ? 2 : 1;
   static constexpr int kStages = kStages_;
   static constexpr int kStageBytes = G * kMmaStep * 2;  // of a warp
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
@@ -350,13 +352,13 @@ __device__ __forceinline__ void gemv_mma(const GemvParams& p) {
 }
 
 template <typename K>
-__global__ void __launch_bounds__(K::kThreads, K::R == 2 ? 2 : 1)
+__global__ void __launch_bounds__(K::kThreads, K::kBlocks)
     gemv_mma_kernel(const __grid_constant__ GemvParams p) {
   static_assert(K::kSplit == 1);
   gemv_mma<K>(p);
 }
 template <typename K>
-__global__ void __cluster_dims__(K::kSplit, 1, 1) __launch_bounds__(K::kThreads, K::R == 2 ? 2 : 1)
+__global__ void __cluster_dims__(K::kSplit, 1, 1) __launch_bounds__(K::kThreads, K::kBlocks)
     gemv_mma_cluster_kernel(const __grid_constant__ GemvParams p) {
   gemv_mma<K>(p);
 }
