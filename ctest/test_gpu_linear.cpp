@@ -1,5 +1,8 @@
 // CUDA linear and head_linear: values against the CPU's, bits against themselves.
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <memory>
 
 #include "gpu_check.h"
@@ -185,12 +188,91 @@ void parts(check::Gpu& gpu) {
   }
 }
 
-// Inputs so wide, for so many outputs, that blocks share them. Three rows go another way than one or two, to the same
-// bits. Sizes: slices that the blocks share evenly or not, short last ones; rows of x that are not aligned.
+// BF16 by tensor cores at float32's precision: inputs at and past a block (128), eight and sixteen slices, last ones that
+// are short; groups (of 16 outputs) so few or inputs so wide that blocks share them; rows of x that are not aligned; so
+// many outputs that sums take shared memory in rounds.
 void wide(check::Gpu& gpu) {
   const WeightFormat B = WeightFormat::kBF16;
+  for (const int64_t in : {248, 256, 328, 1024, 1096, 4096, 4104}) {
+    for (const int64_t out : {1, 16, 363, 1072}) compare(gpu, {{B}, {out}, in, 17, 0, 4 * (in % 3), 1}, true);
+  }
   for (const int64_t in : {8456, 9224, 12288, 17416}) {
-    for (const int64_t extra : {0, 1}) compare(gpu, {{B, B, B}, {600, 3, 402}, in, 3, 0, extra, 2}, true);
+    for (const int64_t extra : {0, 1}) compare(gpu, {{B, B, B}, {600, 3, 402}, in, 17, 0, extra, 2}, true);
+  }
+  if (gpu.small()) return;
+  compare(gpu, {{B, B}, {43000, 9}, 904, 16}, true);
+  compare(gpu, {{B}, {14000}, 4104, 16}, true);
+}
+
+// Rows of all magnitudes side by side. Each is as exact as if it were alone, and infinity and NaN stay in their rows.
+void magnitudes(check::Gpu& gpu) {
+  const WeightFormat B = WeightFormat::kBF16;
+  for (const int64_t in : {64, 520, 4096}) {
+    const int64_t out = 45;
+    const StoredWeight stored = check::random_weight(B, out, in, 0.3);
+    std::vector<std::unique_ptr<DeviceWeight>> weight;
+    weight.push_back(std::make_unique<DeviceWeight>(gpu, stored, 0));
+    const std::vector<std::unique_ptr<DeviceArray<float>>> none(1);
+    enum {
+      kNormal,
+      kInfinite,
+      kBoth,
+      kNan,
+      kZero,
+      kLarge,
+      kLargest,
+      kSmall,
+      kTiny,
+      kSpread,
+      kNegative,
+      kRows
+    };
+    std::vector<float> x = check::normal(kRows * in);
+    const auto row = [&](int r) { return x.data() + r * in; };
+    row(kInfinite)[in / 3] = INFINITY;
+    row(kBoth)[1] = INFINITY, row(kBoth)[in - 1] = -INFINITY;
+    row(kNan)[in / 2] = NAN;
+    for (int64_t i = 0; i < in; ++i) {
+      row(kZero)[i] = row(kLargest)[i] = row(kNegative)[i] = 0.0f;
+      row(kLarge)[i] *= 0x1p119f;
+      row(kSmall)[i] *= 0x1p-105f;  // the least terms are subnormal
+      row(kTiny)[i] *= 0x1p-130f;   // values are subnormal
+      row(kSpread)[i] = std::ldexp(row(kSpread)[i], static_cast<int>(check::uniform_int(-12, 12)));
+    }
+    row(kLargest)[in - 3] = std::numeric_limits<float>::max();
+    row(kNegative)[5] = -std::numeric_limits<float>::max();
+    const DeviceArray<float> dx(gpu, x);
+    const Case c{{B}, {out}, in, kRows};
+    const std::vector<float> found = run(gpu, c, weight, dx, none, 0, kRows)[0];
+    const std::vector<double> exact = check::product(stored, x.data(), in, kRows);
+    for (int r = 0; r < kRows; ++r) {
+      const std::string what = title(c) + ", magnitudes of row " + std::to_string(r);
+      const float* mine = found.data() + r * out;
+      const double* right = exact.data() + r * out;
+      if (r == kTiny) {
+        // Terms keep x to 2^-133, float32 its sums to 2^-149.
+        bool close = true;
+        for (int64_t o = 0; o < out; ++o) {
+          double bound = 0;
+          for (int64_t i = 0; i < in; ++i)
+            bound += std::fabs(stored.value[static_cast<size_t>(o * in + i)]) * 0x1p-133 + 0x1p-149;
+          close = close && std::fabs(mine[o] - right[o]) <= bound;
+        }
+        check::expect(close, what);
+      } else {
+        check::close(what, mine, right, out, 2 * check::sum_limit(in));
+      }
+      for (const int32_t together : {1, 2, 3, 5, 8}) {
+        const int32_t first = std::min<int32_t>(r, kRows - together);
+        const std::vector<float> part = run(gpu, c, weight, dx, none, first, together)[0];
+        bool same = true;
+        for (int64_t o = 0; o < out; ++o) {
+          const float a = part[static_cast<size_t>((r - first) * out + o)], b = mine[o];
+          same = same && (std::memcmp(&a, &b, sizeof(a)) == 0 || (std::isnan(a) && std::isnan(b)));
+        }
+        check::expect(same, what + ": the same bits among " + std::to_string(together));
+      }
+    }
   }
 }
 
@@ -326,6 +408,7 @@ void all(check::Gpu& gpu) {
   exact(gpu);
   parts(gpu);
   wide(gpu);
+  magnitudes(gpu);
   tensor_cores(gpu);
   heads(gpu);
   nothing(gpu);

@@ -8,8 +8,9 @@
 //
 // A block takes a range of groups of G outputs, over all of `in`. A warp's work is a unit: one group in one slice. Units
 // are independent, so that a block has enough of them for its warps even where it has few outputs; their sums wait in
-// shared memory. x lies in shared memory too, as many slices of it at once as there is room for (a phase). For a row or
-// two of BF16 see gemv_ring.cuh.
+// shared memory. x lies in shared memory too, as many slices of it at once as there is room for (a phase).
+//
+// BF16 weights whose rows are aligned and have kMmaLeast columns go through gemv_mma.cuh, whatever the number of rows.
 #pragma once
 
 #include "ops/weight_decode.cuh"
@@ -18,6 +19,7 @@ namespace rocket::cuda {
 
 constexpr int kStep = kWarp * kLaneColumns;  // columns that a warp takes at once
 constexpr int kMostSlice = 4 * kStep;
+constexpr int kMmaLeast = 256;
 
 struct GemvPart {
   const char* data;

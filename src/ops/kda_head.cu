@@ -98,6 +98,7 @@ struct LowRank {
   using L = Lane<F, true>;
   static constexpr int kOutputs = 8, kLanes = kDim / kLaneColumns;
   static_assert(kLanes == kWarp / 2);
+  static_assert(kDim < kMmaLeast);  // sums have gemv.cuh's order in linear, too
   typename L::Raw weight[kOutputs];
   float4 low, high;  // of the row that comes next
 

@@ -1,4 +1,5 @@
-// Products with stored weights: few rows through gemv.cuh, more rows on tensor cores where rounding is allowed.
+// Products with stored weights: few rows through gemv.cuh and, BF16, gemv_mma.cuh; more rows on tensor cores where
+// rounding is allowed.
 #include "ops/cublas_lt.h"
 #include "ops/cuda_ops.h"
 #include "ops/gemv_launch.cuh"
