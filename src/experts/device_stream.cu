@@ -87,8 +87,7 @@ class DeviceStream : public ExpertStream {
     side_.fork(main_);
     bring(1, side_.stream(), exec);
     side_.mark_done();
-    const int64_t distinct = std::min<int64_t>(static_cast<int64_t>(ids.size()), cache_.experts);
-    waves_ = slot_waves(distinct, state_.room(layer));
+    waves_ = state_.waves(layer, static_cast<int64_t>(ids.size()));
     return waves_;
   }
   const int32_t* fetch(int32_t wave, Exec& exec) override {
