@@ -39,7 +39,7 @@ struct SlotServer::State {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::atomic<bool> looking = false, stop = false;  // written with the lock held
+  std::atomic<bool> looking = false, stop = false;  // set with the lock held
   bool ended = false;
   std::exception_ptr error;  // the first, for good
 
@@ -176,13 +176,14 @@ SlotServer::~SlotServer() {
   ended ? thread_.join() : thread_.detach();
 }
 
-const ExpertStore& SlotServer::store() const {
-  return *state_->store;
+void SlotServer::check() const {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->error) std::rethrow_exception(state_->error);
 }
 
 void SlotServer::begin_pass() {
+  check();
   const std::lock_guard lock(state_->mutex);
-  if (state_->error) std::rethrow_exception(state_->error);
   state_->looking = true;
   state_->changed.notify_all();
 }
@@ -195,9 +196,8 @@ void SlotServer::end_pass() {
       state_->fail(std::current_exception());
     }
   }
-  const std::lock_guard lock(state_->mutex);
   state_->looking = false;
-  if (state_->error) std::rethrow_exception(state_->error);
+  check();
 }
 
 void SlotServer::bring(int32_t layer, std::span<const SlotMiss> misses) {

@@ -44,6 +44,7 @@ class SlotServer {
  public:
   using Tables = std::vector<std::span<const ExpertWeights>>;
 
+  static constexpr int kParts = SlotCarrier::kParts;
   // Of a part: room for some experts, so that several reads are under way.
   struct Staging {
     int64_t place_bytes = 0, places = 0;
@@ -64,7 +65,7 @@ class SlotServer {
   // How long a device waits for the next expert: longer than a store, which can say more about what is wrong.
   static std::chrono::nanoseconds device_limit(std::chrono::nanoseconds limit) { return 2 * limit; }
 
-  const ExpertStore& store() const;
+  void check() const;  // throws what went wrong before
   void begin_pass();
   void end_pass();
   void bring(int32_t layer, std::span<const SlotMiss> misses);

@@ -70,6 +70,7 @@ SlotState::SlotState(const CacheConfig& config, int64_t choices)
   at_.parts = place(keys * static_cast<int64_t>(sizeof(SlotParts)));
   at_.table = place(keys * static_cast<int64_t>(sizeof(ExpertWeights)));
   at_.bank = place(keys * 8);
+  at_.desk = place(sizeof(SlotDesk));
 }
 
 void SlotState::read_groups(const ExpertCache& cache) {
@@ -129,6 +130,10 @@ SlotCache SlotState::cache(char* base, char* slots, int64_t slot_bytes) const {
 
 SlotBank SlotState::bank(char* base) const {
   return {at<const char*>(base, at_.bank), at<SlotFetchClock>(base, at_.clocks)};
+}
+
+SlotDesk* SlotState::desk(char* base) const {
+  return at<SlotDesk>(base, at_.desk);
 }
 
 StreamStats SlotState::stats(const char* copy) const {

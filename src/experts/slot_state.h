@@ -10,6 +10,7 @@
 #include "experts/stream.h"
 #include "ops/slot_cache.h"
 #include "ops/slot_fetch.h"
+#include "ops/slot_mail.h"
 
 namespace rocket {
 
@@ -27,6 +28,7 @@ class SlotState {
   // The arrays of a block at `base`, which is aligned to 256 bytes. The slots lie at `slots`.
   SlotCache cache(char* base, char* slots, int64_t slot_bytes) const;
   SlotBank bank(char* base) const;
+  SlotDesk* desk(char* base) const;
   // The part of the block that counts, and what a copy of it says.
   int64_t stats_at() const { return at_.counters; }
   int64_t stats_bytes() const {
@@ -49,7 +51,7 @@ class SlotState {
   int64_t bytes_ = 0;
   struct {
     int64_t first, slot_of, key, stamp, mark, clock, retired, counters, streamed, lookup, miss, rank, hit_id,
-        miss_id, share, use, order, turn, victim, parts, table, ticket, bank, clocks;
+        miss_id, share, use, order, turn, victim, parts, table, ticket, bank, desk, clocks;
   } at_{};
 };
 
