@@ -124,7 +124,7 @@ def test_counters_are_those_of_the_replayed_trace(resident: Resident, tmp_path: 
         routing = read_any_routing(file, "trace")
         stats = traced.stats()
         assert traced.stop_trace() == len(routing.ids) == stats["rows"]
-        # Where prompts are rounded, the scenario's step of both kinds of rows is two passes, which look up apart.
+        # Where prompts are rounded, the scenario's step of both kinds of rows is two passes, looked up apart.
         assert len(routing.ends) == stats["steps"] + 2 * (resident.precision == "rounded")
         lookups, misses, evictions, _ = _core.replay_routing(
             routing.ids, routing.ends, experts=routing.experts, topk=routing.topk, **size

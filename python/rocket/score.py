@@ -17,7 +17,7 @@ from rocket import _core
 from rocket.console import Notes, write_data
 from rocket.engine import Engine
 from rocket.errors import CliError, UsageError
-from rocket.expert_options import GIB_HELP, MAP_HELP, SLAB_HELP, SLOTS_HELP, ExpertCache
+from rocket.expert_options import BANK_HELP, GIB_HELP, MAP_HELP, SLAB_HELP, SLOTS_HELP, ExpertCache
 from rocket.fuel import resolve
 from rocket.loading import load_engine
 from rocket.options import (
@@ -251,6 +251,7 @@ def score(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
+    expert_bank: Annotated[str, string("auto|yes|no", BANK_HELP)] = "auto",
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
 ) -> int:
     """Log-probability and rank of each token of a text, their mean, perplexity and bits a byte.
@@ -260,7 +261,7 @@ def score(
     With --against, status 1 means that the runs differ by more than the gate allows.
     """
     check_computing(backend, prefill_precision, kv_dtype)
-    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab, expert_bank)
     experts.check()
     check_integer("--threads", threads, 0)
     if out is not None:

@@ -30,7 +30,7 @@ struct SlotTarget {
   SlotDesk* desk = nullptr;
 };
 
-// From a disk, by a thread of the host. Waits for the ops' stream.
+// By a thread of the host. Waits for the ops' stream.
 std::unique_ptr<SlotSource> make_disk_source(const SlotTarget& target, DiskExperts disk,
                                              const HostBank::Tables& tables, MemorySpace& memory,
                                              const Exec& exec);
