@@ -184,7 +184,8 @@ int32_t rows_of_step(int32_t most_rows) {
 }
 
 void runs(const CacheConfig& config, int32_t most_rows, int steps, int threads) {
-  std::string what = std::string(config.many_rows ? "" : "as any, ") + std::to_string(config.layers) + " layers of " + std::to_string(config.experts) + ", " +
+  std::string what = std::string(config.many_rows ? "" : "as any, ") + std::to_string(config.layers) +
+                     " layers of " + std::to_string(config.experts) + ", " +
                      (config.layer_slots.empty() ? std::to_string(config.slots) + " slots" : "budgets") +
                      ", threads " + std::to_string(threads);
   ExpertCache cache(config);

@@ -1,7 +1,5 @@
 // The thread that brings experts to a device that cannot call, with a device made of threads: a kernel that posts and
 // waits with a limit, and a copy engine that takes its time. Bytes, faults, limits, and an end in the middle of a request.
-#include "experts/slot_server.h"
-
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -13,6 +11,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "experts/slot_server.h"
 
 using namespace rocket;
 using check::expect;
@@ -279,8 +278,7 @@ void a_read_that_fails() {
   bench.wishes->fails = misses[5].expert;
   expect(post_and_wait(*bench.device, 1, misses, 10s), "the device need not wait");
   expect(post_and_wait(*bench.device, 2, misses, 10s), "nor for any other request");
-  const std::string expected =
-      "fuel: " + expert_name(misses[5].expert, 5) + ": pattern: unreadable | a hint";
+  const std::string expected = "fuel: " + expert_name(misses[5].expert, 5) + ": pattern: unreadable | a hint";
   for (int i = 0; i < 2; ++i)
     expect(error_of([&] { bench.server->end_pass(); }) == expected, "the store's error after the step");
   bench.wishes->fails = -1;

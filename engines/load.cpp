@@ -152,7 +152,8 @@ void choose_bank(Plan& plan, const EngineOptions& options, Backend& backend) {
   needs.others = needs.shared ? plan.total() : 0;
   const bool fits = needs.total() <= host.bytes, slab = !options.expert_slab.empty();
   if (options.expert_bank == "yes" || (options.expert_bank == "auto" && (fits || !slab))) {
-    const std::string more = slab ? "" : ", or write a slab (rocket fuel slab) and give it with --expert-slab";
+    const std::string more =
+        slab ? "" : ", or write a slab (rocket fuel slab) and give it with --expert-slab";
     if (!fits) {
       host_is_short(needs, "host bank of all routed experts", host,
                     "free memory, raise the container's limit, use a smaller fuel, or a cache that holds all "

@@ -118,8 +118,8 @@ class CoreEngine {
              int32_t max_rows, int32_t max_streams, const std::string& prefill_precision,
              const std::string& kv_dtype, int64_t expert_cache_bytes, int64_t expert_slots,
              const std::vector<int64_t>& layer_slots, const std::string& expert_slab,
-             const std::string& expert_bank, const std::shared_ptr<Fabric>& fabric, const std::vector<std::vector<int32_t>>& owners,
-             const py::object& progress)
+             const std::string& expert_bank, const std::shared_ptr<Fabric>& fabric,
+             const std::vector<std::vector<int32_t>>& owners, const py::object& progress)
       : fabric_(fabric) {
     EngineOptions options;
     options.expert_slab = expert_slab;
@@ -511,8 +511,8 @@ void add_engine(py::module_& m) {
            py::arg("prefill_precision") = "auto", py::arg("kv_dtype") = "auto",
            py::arg("expert_cache_bytes") = 0, py::arg("expert_slots") = 0,
            py::arg("layer_slots") = std::vector<int64_t>{}, py::arg("expert_slab") = "",
-           py::arg("expert_bank") = "auto", py::arg("fabric") = py::none(), py::arg("owners") = std::vector<std::vector<int32_t>>{},
-           py::arg("progress") = py::none())
+           py::arg("expert_bank") = "auto", py::arg("fabric") = py::none(),
+           py::arg("owners") = std::vector<std::vector<int32_t>>{}, py::arg("progress") = py::none())
       .def("info", [](const CoreEngine& e) { return info_dict(e.take()->info()); })
       .def("open", [](CoreEngine& e) { return e.take()->open(); })
       .def(

@@ -165,11 +165,13 @@ class DiskSource : public SlotSource {
     if (wave == 1) {
       memory_.read(&lookup_, target_.cache.lookup, sizeof lookup_);
       misses_.resize(static_cast<size_t>(lookup_.misses));
-      if (lookup_.misses > 0) memory_.read(misses_.data(), target_.cache.miss, misses_.size() * sizeof(SlotMiss));
+      if (lookup_.misses > 0)
+        memory_.read(misses_.data(), target_.cache.miss, misses_.size() * sizeof(SlotMiss));
     }
     const SlotRange range = slot_wave(lookup_, wave);
     if (range.begin == range.end) return;
-    if (wave > 1) cuda_check(cudaStreamSynchronize(main_), kWhat);  // slots that earlier waves are computed with
+    if (wave > 1)
+      cuda_check(cudaStreamSynchronize(main_), kWhat);  // slots that earlier waves are computed with
     server_->bring(layer, std::span(misses_).subspan(static_cast<size_t>(range.begin),
                                                      static_cast<size_t>(range.end - range.begin)));
   }

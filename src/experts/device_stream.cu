@@ -203,7 +203,8 @@ DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tabl
 
 DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables, DiskExperts disk,
                                  MemorySpace& memory, const Exec& exec, int64_t choices) {
-  auto stream = std::make_unique<DeviceStream>(config, tables, std::vector<const char*>(), memory, exec, choices);
+  auto stream =
+      std::make_unique<DeviceStream>(config, tables, std::vector<const char*>(), memory, exec, choices);
   stream->set_source(make_disk_source(stream->target(), std::move(disk), tables, memory, exec));
   return with_tables(std::move(stream), config);
 }

@@ -139,9 +139,9 @@ void SlotServer::State::serve(const std::shared_ptr<State>& state) {
 void SlotServer::State::throw_late() {
   const SlotMail& mail = carrier->mail();
   const int32_t next = std::clamp(brought.load(), 0, std::max(mail.count - 1, 0));
-  throw_hung(took_too_long(expert_name(mail.miss[next].expert, numbers[static_cast<size_t>(mail.layer)]) +
-                               ": " + store->name(),
-                           device_limit(limit)));
+  throw_hung(took_too_long(
+      expert_name(mail.miss[next].expert, numbers[static_cast<size_t>(mail.layer)]) + ": " + store->name(),
+      device_limit(limit)));
 }
 
 SlotServer::SlotServer(std::unique_ptr<ExpertStore> store, std::unique_ptr<SlotCarrier> carrier,

@@ -29,12 +29,12 @@ class SlotCarrier {
   static constexpr int kParts = 2;  // of the staging memory
 
   virtual ~SlotCarrier() = default;
-  virtual void attach() = 0;              // first of all in a thread that makes the other calls
-  virtual SlotMail& mail() = 0;           // the address that the host knows it by
+  virtual void attach() = 0;     // first of all in a thread that makes the other calls
+  virtual SlotMail& mail() = 0;  // the address that the host knows it by
   virtual char* staging(int part) = 0;
   // Starts the copy of an expert that lies in a part; copies are done in the order in which they are started.
   virtual void copy(int part, int32_t slot, const char* from, int64_t bytes) = 0;
-  virtual void wait(int part) = 0;        // until all copies from the part are done
+  virtual void wait(int part) = 0;  // until all copies from the part are done
   // Behind the copies so far: how many experts the requests have brought, or kNothingMore.
   virtual void announce(uint64_t arrived) = 0;
   virtual void keep_staging() = 0;  // a read that hangs may still write there: never give it back

@@ -19,7 +19,7 @@ class SlotSource {
   virtual void bring(int32_t layer, int32_t wave, std::span<const int32_t> ids, void* stream, Exec& exec) = 0;
   virtual void check() {}  // throws what went wrong in an earlier pass
   virtual void begin_pass() {}
-  virtual void end_pass() {}  // throws what went wrong in the pass
+  virtual void end_pass() {}                    // throws what went wrong in the pass
   virtual double seconds() const { return 0; }  // beside what the device's clock has
 };
 

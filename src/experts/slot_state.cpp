@@ -45,8 +45,7 @@ int64_t SlotState::place(int64_t bytes) {
   return here;
 }
 
-SlotState::SlotState(const CacheConfig& config, int64_t choices)
-    : config_(checked(config)) {
+SlotState::SlotState(const CacheConfig& config, int64_t choices) : config_(checked(config)) {
   read_groups(ExpertCache(config));
   const int64_t layers = config.layers, experts = config.experts, keys = layers * experts, all = slots();
   at_.first = place(static_cast<int64_t>(first_.size()) * 4);

@@ -28,7 +28,7 @@ namespace rocket {
 constexpr int32_t kSlotExperts = 4096;  // of a layer, at most
 constexpr int32_t kSlotWords = kSlotExperts / 32;
 constexpr int64_t kNoStamp = INT64_MAX;
-constexpr int64_t kFreeStamp = -(int64_t{1} << 62);     // of slot 0 while it is free; they ascend with the slot
+constexpr int64_t kFreeStamp = -(int64_t{1} << 62);  // of slot 0 while it is free; they ascend with the slot
 constexpr int64_t kRetiredStamp = -(int64_t{1} << 61);  // of the first expert that retires; they ascend
 
 // Counted for each distinct expert of a look-up. Evictions count for the layer whose expert made way.
@@ -61,15 +61,15 @@ struct SlotShare {
 // All arrays are in the ops' memory.
 struct SlotCache {
   int32_t layers = 0, experts = 0;
-  int64_t few = 0;                   // choices of a look-up of few rows, at most
-  bool budgets = false;              // a group of slots for each layer; else one for all
-  const int32_t* first = nullptr;    // [groups + 1] the first slot of each group
-  int32_t* slot_of = nullptr;        // [layers * experts], -1 = not there
-  int32_t* key = nullptr;            // [slots] layer * experts + expert, -1 = free
-  int64_t* stamp = nullptr;          // [slots]; of free slots and retired experts below 0
-  int64_t* mark = nullptr;           // [slots] the same for all of a wave, and newer than those of earlier ones
-  int64_t* clock = nullptr;          // [1] the next stamp
-  int64_t* retired = nullptr;        // [1] the next stamp of an expert that retires
+  int64_t few = 0;                 // choices of a look-up of few rows, at most
+  bool budgets = false;            // a group of slots for each layer; else one for all
+  const int32_t* first = nullptr;  // [groups + 1] the first slot of each group
+  int32_t* slot_of = nullptr;      // [layers * experts], -1 = not there
+  int32_t* key = nullptr;          // [slots] layer * experts + expert, -1 = free
+  int64_t* stamp = nullptr;        // [slots]; of free slots and retired experts below 0
+  int64_t* mark = nullptr;         // [slots] the same for all of a wave, and newer than those of earlier ones
+  int64_t* clock = nullptr;        // [1] the next stamp
+  int64_t* retired = nullptr;      // [1] the next stamp of an expert that retires
   SlotCounters* counters = nullptr;  // [layers]
   uint64_t* streamed = nullptr;      // [1] bytes of all misses so far, without padding
   SlotLookup* lookup = nullptr;      // [1]

@@ -164,7 +164,8 @@ void fetch_slots(const SlotCache& cache, const SlotBank& bank, int32_t wave, con
   if (exec.measure) return;
   const FetchArgs a = {cache, bank, wave, id, n};
   if (copy == SlotCopy::kBulk) {
-    launch_on_side(fetch_in_bulk, kBulkBlocks, kWarp, kBulkShared, a, static_cast<cudaStream_t>(stream), exec);
+    launch_on_side(fetch_in_bulk, kBulkBlocks, kWarp, kBulkShared, a, static_cast<cudaStream_t>(stream),
+                   exec);
   } else {
     launch_on_side(fetch_by_loads, kLoadBlocks, kLoadThreads, 0, a, static_cast<cudaStream_t>(stream), exec);
   }
