@@ -207,7 +207,7 @@ def test_auto_leaves_them_on_the_disk_where_memory_is_short(
 def test_what_cannot_be(slab: Path) -> None:
     base = ("--backend", "cuda", "--prompt-ids", "5")
     check_error(
-        run_decode(*base, "--expert-slots", "20", "--expert-bank", "no"), 1, "experts come from a slab"
+        run_decode(*base, "--expert-slots", "20", "--expert-bank", "no"), 2, "experts come from a slab"
     )
     check_error(run_decode(*base, "--expert-bank", "no"), 2, "--expert-bank", "--expert-slots")
     check_error(run_decode(*base, "--expert-slots", "20", "--expert-bank", "some"), 2, "--expert-bank")
