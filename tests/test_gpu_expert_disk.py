@@ -190,14 +190,17 @@ def test_the_command_line(slab: Path) -> None:
 
 
 def test_auto_leaves_them_on_the_disk_where_memory_is_short(
-    slab: Path, monkeypatch: pytest.MonkeyPatch
+    fuel_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core = engine(SPARKLER)
-    size = core.info()["expert_bytes"]
+    fuel = next(case for case in CASES if case.name == "groups").build(fuel_dir)
+    core = engine(fuel)
+    info = core.info()
     core.unload()
+    assert info["dense_bytes"] < info["expert_bytes"]
+    _core.FuelSlab(str(fuel), str(tmp_path)).write()
     # Dense weights and staging fit beside the reserve, the bank does not.
-    monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str((256 << 20) + size - 1))
-    with Engine(SPARKLER, backend="cuda", expert_slots=20, expert_slab=slab) as small:
+    monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str((256 << 20) + info["expert_bytes"] - 1))
+    with Engine(fuel, backend="cuda", expert_slots=20, expert_slab=tmp_path) as small:
         assert STORE.fullmatch(small.info["expert_store"])
         said = [choice for choice in small.info["choices"] if "as a host bank needs" in choice]
         assert len(said) == 1
