@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t kPartBytes = int64_t{64} << 20;
 constexpr int kSpins = 200;  // looks for a request before the thread sleeps between two
 constexpr std::chrono::microseconds kNap{20};
+constexpr std::chrono::nanoseconds kGrace = std::chrono::seconds(1);  // for the thread to end, at least
 
 }  // namespace
 
@@ -40,8 +41,8 @@ struct SlotServer::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::atomic<bool> looking = false, stop = false;  // set with the lock held
-  bool ended = false;
-  std::exception_ptr error;  // the first, for good
+  bool ended = false, left = false;  // left: nobody waits for the thread, and the device's memory may be gone
+  std::exception_ptr error;          // the first, for good
 
   std::mutex carrying;  // store and carrier are one thread's at a time
   uint64_t served = 0, arrived = 0;
@@ -110,15 +111,18 @@ void SlotServer::State::answer() {
 
 void SlotServer::State::fail(const std::exception_ptr& why) {
   const std::lock_guard lock(mutex);
+  looking = false;
   if (!error) error = why;
 }
 
 void SlotServer::State::give_up() {
-  const std::lock_guard lock(carrying);
+  const std::lock_guard alone(carrying);
+  const std::lock_guard lock(mutex);
+  if (left) return;
   try {
     carrier->announce(kNothingMore);
   } catch (const Error&) {  // the device does not answer; its own limit ends the wait
-    fail(std::current_exception());
+    if (!error) error = std::current_exception();
   }
 }
 
@@ -171,7 +175,9 @@ SlotServer::~SlotServer() {
     std::unique_lock lock(state_->mutex);
     state_->stop = true;
     state_->changed.notify_all();
-    ended = state_->changed.wait_for(lock, device_limit(state_->limit), [&] { return state_->ended; });
+    ended = state_->changed.wait_for(lock, std::max(device_limit(state_->limit), kGrace),
+                                     [&] { return state_->ended; });
+    state_->left = !ended;
   }
   ended ? thread_.join() : thread_.detach();
 }
