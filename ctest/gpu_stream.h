@@ -77,15 +77,24 @@ struct StreamBench {
     auto bank =
         std::make_unique<rocket::HostBank>(tables, PatternStore(), order, rocket::pinned_bank_memory(),
                                            *gpu.cpu.exec.pool, rocket::HostBank::Progress());
-    rocket::DeviceExperts made =
-        rocket::make_device_stream(config, tables, std::move(bank), gpu.memory(), gpu.exec, choices, copy);
-    stream = std::move(made.stream);
-    tables_on_device = std::move(made.tables);
+    take(rocket::make_device_stream(config, tables, std::move(bank), gpu.memory(), gpu.exec, choices, copy));
+  }
+  StreamBench(Gpu& gpu, const rocket::CacheConfig& config, int64_t hidden, int64_t inner, bool mix,
+              int64_t choices, rocket::DiskExperts disk)
+      : table(stream_table(config.experts, hidden, inner, mix)) {
+    const rocket::HostBank::Tables tables(static_cast<size_t>(config.layers), table);
+    take(rocket::make_device_stream(config, tables, std::move(disk), gpu.memory(), gpu.exec, choices));
   }
 
   std::vector<rocket::ExpertWeights> table;  // without places
   std::unique_ptr<rocket::ExpertStream> stream;
   std::vector<const rocket::ExpertWeights*> tables_on_device;
+
+ private:
+  void take(rocket::DeviceExperts made) {
+    stream = std::move(made.stream);
+    tables_on_device = std::move(made.tables);
+  }
 };
 
 }  // namespace check

@@ -24,6 +24,7 @@ class HostBlock {
   void sync() { team_.barrier.arrive_and_wait(); }
   int32_t load(const int32_t* p) const { return *p; }
   void mark(uint32_t* word, uint32_t bits) { std::atomic_ref(*word).fetch_or(bits); }
+  void add(int32_t* counter, int32_t n) { std::atomic_ref(*counter).fetch_add(n); }
   void add(uint64_t* counter, uint64_t n) { std::atomic_ref(*counter).fetch_add(n); }
   int64_t oldest(int64_t stamp) {
     team_.partial[static_cast<size_t>(thread_)] = stamp;

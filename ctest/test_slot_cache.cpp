@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "experts/slot_state.h"
+#include "ops/slot_lookup.h"
 #include "slot_team.h"
 
 using namespace rocket;
@@ -95,8 +96,7 @@ void check_waves(const Device& device, int32_t layer, const std::vector<int32_t>
   std::vector<int32_t> distinct = ids;
   std::sort(distinct.begin(), distinct.end());
   distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-  const int32_t bound =
-      slot_waves(std::min<int64_t>(static_cast<int64_t>(ids.size()), c.experts), device.state().room(layer));
+  const int32_t bound = device.state().waves(layer, static_cast<int64_t>(ids.size()));
   expect(static_cast<int32_t>(waves.size()) + 1 <= bound, what + ": no more waves than the bound");
   std::vector<int> computed(ids.size());
   size_t misses = 0;
@@ -170,8 +170,22 @@ std::vector<int32_t> choices(const CacheConfig& config, int32_t rows) {
   return ids;
 }
 
+// Mostly a decode step's; else any number, and often one just beyond what counts as few.
+int32_t rows_of_step(int32_t most_rows) {
+  switch (draw(0, 7)) {
+    case 0:
+    case 1:
+      return draw(1, most_rows);
+    case 2:
+      return std::min(most_rows, draw(16, 19));
+    default:
+      return draw(1, std::min(2, most_rows));
+  }
+}
+
 void runs(const CacheConfig& config, int32_t most_rows, int steps, int threads) {
-  std::string what = std::to_string(config.layers) + " layers of " + std::to_string(config.experts) + ", " +
+  std::string what = std::string(config.many_rows ? "" : "as any, ") + std::to_string(config.layers) +
+                     " layers of " + std::to_string(config.experts) + ", " +
                      (config.layer_slots.empty() ? std::to_string(config.slots) + " slots" : "budgets") +
                      ", threads " + std::to_string(threads);
   ExpertCache cache(config);
@@ -182,9 +196,9 @@ void runs(const CacheConfig& config, int32_t most_rows, int steps, int threads) 
     cache.begin_step();
     for (int32_t layer = 0; layer < config.layers; ++layer) {
       if (draw(0, 19) == 0) continue;
-      std::vector<int32_t> ids = choices(config, draw(0, 3) ? draw(1, 2) : draw(1, most_rows));
+      std::vector<int32_t> ids = choices(config, rows_of_step(most_rows));
       if (draw(0, 29) == 0) std::fill(ids.begin(), ids.end(), -1);
-      const std::span<const ExpertWave> waves = cache.resolve(layer, cache.distinct(ids));
+      const std::span<const ExpertWave> waves = cache.resolve_rows(layer, ids);
       for (const ExpertWave& wave : waves) {
         for (const ExpertFetch& fetch : wave.fetches) streamed += device.stored(fetch.expert);
       }
@@ -205,7 +219,11 @@ CacheConfig config_of(int32_t layers, int32_t experts, int32_t topk, int64_t slo
 void all() {
   for (const int threads : {1, 3}) {
     const int steps = threads == 1 ? 150 : 20;
-    for (const int64_t slots : {3, 4, 9, 17, 32, 33}) runs(config_of(3, 11, 3, slots), 7, steps, threads);
+    for (const int64_t slots : {3, 4, 9, 17, 32, 33}) {
+      for (const int32_t most_rows : {7, 40}) runs(config_of(3, 11, 3, slots), most_rows, steps, threads);
+    }
+    for (const int64_t slots : {6, 7, 23, 60, 90, 150, 255, 256})
+      runs(config_of(4, 64, 6, slots), 30, steps, threads);
     for (const int64_t slots : {8, 100, 719, 1440}) runs(config_of(5, 288, 8, slots), 64, steps / 3, threads);
     runs(config_of(1, 1, 1, 1), 3, 20, threads);
     runs(config_of(2, 32, 4, 40), 9, steps, threads);
@@ -213,6 +231,15 @@ void all() {
     CacheConfig budgets = config_of(4, 40, 4, 0);
     budgets.layer_slots = {4, 7, 40, int64_t{1} << 40};
     runs(budgets, 20, steps, threads);
+    budgets = config_of(5, 33, 3, 0);
+    budgets.layer_slots = {3, 5, 16, 32, 33};
+    runs(budgets, 48, steps, threads);
+    CacheConfig owned = config_of(3, 24, 4, 30);
+    owned.owned = {24, 9, 2};
+    runs(owned, 24, steps, threads);
+    CacheConfig as_any = config_of(3, 40, 4, 50);
+    as_any.many_rows = false;
+    runs(as_any, 40, steps, threads);
   }
   runs(config_of(2, 4096, 16, 5000), 512, 12, 1);
   runs(config_of(2, 4096, 64, 64), 200, 6, 1);

@@ -6,6 +6,7 @@
 #include "check.h"
 #include "experts/slot_state.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
+#include "ops/slot_lookup.h"
 #include "runtime/session.h"
 #include "slot_team.h"
 
@@ -36,8 +37,7 @@ class SlotStream : public ExpertStream {
     check::Team team(1);
     check::HostBlock block(team, 0);
     slot_lookup(cache_, layer, ids.data(), static_cast<int64_t>(ids.size()), scratch_, block);
-    return slot_waves(std::min<int64_t>(static_cast<int64_t>(ids.size()), cache_.experts),
-                      state_.room(layer));
+    return state_.waves(layer, static_cast<int64_t>(ids.size()));
   }
   const int32_t* fetch(int32_t wave, Exec&) override {
     if (wave == 0) return cache_.hit_id;

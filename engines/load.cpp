@@ -10,6 +10,7 @@
 #include "boosters.h"
 #include "experts/device_stream.h"
 #include "experts/slab_store.h"
+#include "experts/slot_server.h"
 #include "experts/slot_state.h"
 #include "fabric/lead.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
@@ -35,6 +36,7 @@ struct Plan {
   std::optional<CacheBudget> cache;
   int64_t cache_state = 0;  // bytes of a device's cache besides its slots; part of the workspace
   int64_t bank = 0;         // of experts in the host's memory, for a device
+  bool from_disk = false;   // a device's experts stay in the slab
   std::vector<std::string> choices;
 
   int64_t total() const { return dense + experts + workspace + state; }
@@ -110,8 +112,8 @@ CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config
   return plan_cache(request, shape, loader.slot_bytes(), numbers);
 }
 
-// Of a cache in a device's memory. One that holds all experts is filled at the start; any other has all of them in the
-// host's memory behind it.
+// Of a cache in a device's memory. One that holds all experts is filled at the start; any other has all of them behind it,
+// in the host's memory or in a slab.
 void plan_device_cache(Plan& plan, const glm5::Config& config, const glm5::Loader& loader, int32_t rows) {
   const CacheConfig& cache = plan.cache->config;
   if (plan.cache->slots == int64_t{cache.layers} * cache.experts) {
@@ -121,23 +123,78 @@ void plan_device_cache(Plan& plan, const glm5::Config& config, const glm5::Loade
   }
   plan.cache_state = SlotState(cache, int64_t{rows} * config.num_experts_per_tok).bytes();
   plan.bank = loader.slots_bytes();
-  plan.cache->about += "; all of them in a host bank, " + format_bytes(plan.bank);
 }
 
-// Whether the host has room for the bank; where it has no memory apart from the device's, beside all the rest.
-void check_bank(const Plan& plan, Backend& backend) {
+// What the host needs for a device; where it has no memory apart from the device's, beside all the rest.
+struct HostNeeds {
+  int64_t behind = 0, dense = 0, others = 0;  // of the bank or the staging, and of dense weights before it
+  bool shared = false;
+  int64_t total() const { return std::max(behind, dense) + others + kReserveBytes; }
+};
+
+[[noreturn]] void host_is_short(const HostNeeds& needs, const std::string& what, const MemoryAvailable& host,
+                                const std::string& hint) {
+  throw PlanError(
+      "host memory: needs " + format_bytes(needs.total()) + " (" + what + " " + format_bytes(needs.behind) +
+          (needs.shared ? ", what the device takes of the same memory " + format_bytes(needs.others) : "") +
+          ", reserve " + format_bytes(kReserveBytes) + "), available " + format_bytes(host.bytes) + " (" +
+          host.source + ")",
+      hint);
+}
+
+// Where all experts are behind a cache that does not hold them.
+void choose_bank(Plan& plan, const EngineOptions& options, Backend& backend) {
   const MemoryAvailable host = memory_available();
-  const bool shared = device_shares_memory(backend.exec());
-  const int64_t others = shared ? plan.total() : 0;
-  const int64_t needs = std::max(plan.bank, plan.dense) + others + kReserveBytes;
-  if (needs <= host.bytes) return;
-  throw PlanError("host memory: needs " + format_bytes(needs) + " (host bank of all routed experts " +
-                      format_bytes(plan.bank) +
-                      (shared ? ", what the device takes of the same memory " + format_bytes(others) : "") +
-                      ", reserve " + format_bytes(kReserveBytes) + "), available " +
-                      format_bytes(host.bytes) + " (" + host.source + ")",
-                  "free memory, raise the container's limit, use a smaller fuel, or a cache that holds all "
-                  "experts if the device has the room");
+  HostNeeds needs;
+  needs.shared = device_shares_memory(backend.exec());
+  needs.behind = plan.bank;
+  needs.dense = plan.dense;
+  needs.others = needs.shared ? plan.total() : 0;
+  const bool fits = needs.total() <= host.bytes, slab = !options.expert_slab.empty();
+  if (options.expert_bank == "yes" || (options.expert_bank == "auto" && (fits || !slab))) {
+    const std::string more =
+        slab ? "" : ", or write a slab (rocket fuel slab) and give it with --expert-slab";
+    if (!fits) {
+      host_is_short(needs, "host bank of all routed experts", host,
+                    "free memory, raise the container's limit, use a smaller fuel, or a cache that holds all "
+                    "experts if the device has the room" +
+                        more);
+    }
+    plan.cache->about += "; all of them in a host bank, " + format_bytes(plan.bank);
+    return;
+  }
+  plan.cache->about += "; the others in the slab";
+  if (options.expert_bank == "auto") {
+    plan.cache->about += ", as a host bank needs " + format_bytes(needs.total()) + " and available are " +
+                         format_bytes(host.bytes) + " (" + host.source + ")";
+  }
+  plan.bank = 0;
+  plan.from_disk = true;
+  needs.behind = SlotServer::kParts *
+                 SlotServer::staging_for(plan.cache->slot_bytes, plan.cache->config.experts).part_bytes();
+  if (needs.total() > host.bytes) {
+    host_is_short(needs, "staging for experts from the slab", host,
+                  "free memory, or raise the container's limit");
+  }
+}
+
+void check_bank_word(const EngineOptions& options, bool on_host) {
+  const std::string& word = options.expert_bank;
+  if (word != "auto" && word != "yes" && word != "no")
+    throw InputError("expert bank: expected auto, yes or no, found '" + word + "'");
+  if (word == "auto") return;
+  if (!options.expert_cache.given()) {
+    throw InputError("expert bank: expected a cache of experts beside it, found none",
+                     "give --expert-cache-gib, --expert-slots or --slot-map");
+  }
+  if (on_host && word == "yes") {
+    throw InputError("expert bank: expected a GPU, whose experts it holds; the cpu backend has none",
+                     "leave --expert-bank out");
+  }
+  if (!on_host && word == "no" && options.expert_slab.empty()) {
+    throw InputError("expert bank: without one experts come from a slab, and none was given",
+                     "write one with rocket fuel slab, and give it with --expert-slab");
+  }
 }
 
 Plan make_plan(const EngineOptions& options, const glm5::Config& config, const glm5::Precision& precision,
@@ -150,7 +207,6 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
     plan.cache = cache_budget(options.expert_cache, config, loader, options.split, options.fabric->rank());
     plan.experts = plan.cache->bytes();
     if (!backend.memory().host()) plan_device_cache(plan, config, loader, rows);
-    plan.choices.push_back(plan.cache->about);
   } else if (!backend.memory().host()) {
     plan.experts = loader.slots_bytes();
   }
@@ -171,7 +227,8 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
   while (!options.max_streams && plan.max_streams > 1 && !fits(2)) plan.max_streams /= 2;
   while (!options.max_context && plan.max_context > 256 && !fits(1)) plan.max_context /= 2;
   if (!fits(1)) does_not_fit(plan, available);
-  if (plan.bank > 0) check_bank(plan, backend);
+  if (plan.bank > 0) choose_bank(plan, options, backend);
+  if (plan.cache) plan.choices.push_back(plan.cache->about);
   if (!options.max_context) {
     plan.choices.push_back("context: " + std::to_string(plan.max_context) +
                            " tokens (--max-context; the model's limit is " +
@@ -236,6 +293,7 @@ std::unique_ptr<Engine> load(EngineOptions options) {
   std::unique_ptr<Backend> backend = name == "cuda"
                                          ? make_cuda_backend(threads_for(options), {rows, config.hidden_size})
                                          : make_cpu_backend(threads_for(options));
+  check_bank_word(options, backend->memory().host());
   const glm5::Precision precision = precision_for(options, *backend);
   Plan plan = make_plan(options, config, precision, *loader, *backend, rows);
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
@@ -243,15 +301,16 @@ std::unique_ptr<Engine> load(EngineOptions options) {
   Backend& on = *backend;
   const bool on_host = on.memory().host();
   std::unique_ptr<ExpertStore> store;
-  if (plan.cache && (on_host || plan.bank > 0)) store = expert_store(options, *loader);
+  const bool streams_there = plan.bank > 0 || plan.from_disk;
+  if (plan.cache && (on_host || streams_there)) store = expert_store(options, *loader);
   if (store && !store->note().empty()) plan.choices.push_back(store->note());
   if (!store && !options.expert_slab.empty())
     plan.choices.push_back("expert slab: not read, as experts are loaded once, from the fuel's files");
   std::unique_ptr<glm5::LoadedWeights> weights;
-  if (plan.bank > 0) {
+  if (streams_there) {
     const int64_t choices = int64_t{rows} * config.num_experts_per_tok;
-    weights = loader->load_streamed(plan.cache->config, std::move(store), on.memory(), on.exec(), choices,
-                                    options.progress);
+    weights = loader->load_streamed(plan.cache->config, std::move(store), plan.bank > 0, on.memory(),
+                                    on.exec(), choices, options.progress);
   } else if (store) {
     weights = loader->load_streamed(plan.cache->config, std::move(store), options.progress);
   } else {

@@ -78,6 +78,7 @@ class CoreEngine:
         expert_slots,
         layer_slots,
         expert_slab,
+        expert_bank,
         progress,
     ):
         self._context = min(max_context or 8192, SCRIPT.get("max_context", 10**9))

@@ -226,6 +226,20 @@ def test_no_output_replaces_it(own_slab: Path, option: str) -> None:
     assert file.read_bytes() == before
 
 
+def test_a_bank_is_a_gpus(slab: Path) -> None:
+    base = ("--backend", "cpu", "--prompt-ids", "5", "--tokens", "4")
+    small = (*base, "--expert-slots", "20", "--expert-slab", str(slab))
+    plain = run_decode(*base, "--json")
+    without = run_decode(*small, "--expert-bank", "no", "--json")
+    assert without.status == 0, without.err
+    assert json.loads(without.out)["token_ids"] == json.loads(plain.out)["token_ids"]
+    check_error(run_decode(*small, "--expert-bank", "yes"), 2, "expert bank: expected a GPU")
+    check_error(run_decode(*small, "--expert-bank", "some"), 2, "--expert-bank", "found 'some'")
+    check_error(run_decode(*base, "--expert-bank", "no"), 2, "--expert-bank: expected one of --expert-cache")
+    with pytest.raises(InputError, match="expected auto, yes or no, found 'some'"):
+        engine(SPARKLER, expert_slots=20, expert_bank="some")
+
+
 def test_what_cannot_be_read(slab: Path, own_slab: Path, tmp_path: Path) -> None:
     base = ("--prompt-ids", "5", "--expert-slots", "20", "--expert-slab")
     check_error(

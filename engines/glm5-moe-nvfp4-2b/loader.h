@@ -54,11 +54,11 @@ class Loader {
   // Into the host's memory, experts in a cache; for a loader that was made for it.
   std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache, std::unique_ptr<ExpertStore> store,
                                                const WeightLoader::Progress& progress);
-  // Into a device's memory, experts in a cache there, and all of them in the host's memory. choices: of all rows of a
-  // step in a layer, at most.
+  // Into a device's memory, experts in a cache there, and all of them in the host's memory (bank) or where the store has
+  // them. choices: of all rows of a step in a layer, at most.
   std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache, std::unique_ptr<ExpertStore> store,
-                                               MemorySpace& memory, const Exec& exec, int64_t choices,
-                                               const WeightLoader::Progress& progress);
+                                               bool bank, MemorySpace& memory, const Exec& exec,
+                                               int64_t choices, const WeightLoader::Progress& progress);
 
   // Of a loader that was made for streaming, before load_streamed(): where experts come from.
   std::unique_ptr<ExpertStore> checkpoint_store() const;

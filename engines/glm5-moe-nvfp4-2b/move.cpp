@@ -90,8 +90,8 @@ std::vector<BankPiece> Loader::bank_order(const ExpertStore& store) const {
 
 // Dense weights first: their place in the host's memory is free again before the bank takes its own.
 std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
-                                                     std::unique_ptr<ExpertStore> store, MemorySpace& memory,
-                                                     const Exec& exec, int64_t choices,
+                                                     std::unique_ptr<ExpertStore> store, bool bank,
+                                                     MemorySpace& memory, const Exec& exec, int64_t choices,
                                                      const WeightLoader::Progress& progress) {
   std::vector<std::vector<ExpertWeights>> experts;
   std::vector<MoeWeights*> layers;
@@ -102,16 +102,24 @@ std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
     layers.push_back(&layer.moe);
   }
   const HostBank::Tables tables(experts.begin(), experts.end());
-  const int64_t dense = loader_->disk_bytes(), all = dense + HostBank::bytes(tables);
+  const int64_t dense = loader_->disk_bytes(), all = dense + (bank ? HostBank::bytes(tables) : 0);
   const auto part = [&](int64_t before) -> WeightLoader::Progress {
     if (!progress) return {};
     return [&progress, before, all](int64_t done, int64_t) { progress(before + done, all); };
   };
   load_host(part(0));
   move_dense(memory);
-  auto bank = std::make_unique<HostBank>(tables, *store, bank_order(*store), pinned_bank_memory(), *exec.pool,
-                                         part(dense));
-  DeviceExperts device = make_device_stream(cache, tables, std::move(bank), memory, exec, choices);
+  DeviceExperts device;
+  if (bank) {
+    auto filled = std::make_unique<HostBank>(tables, *store, bank_order(*store), pinned_bank_memory(),
+                                             *exec.pool, part(dense));
+    device = make_device_stream(cache, tables, std::move(filled), memory, exec, choices);
+  } else {
+    DiskExperts disk;
+    disk.store = std::move(store);
+    for (const CheckpointStore::Layer& layer : sources_) disk.numbers.push_back(layer.number);
+    device = make_device_stream(cache, tables, std::move(disk), memory, exec, choices);
+  }
   loaded_->stream = std::move(device.stream);
   for (size_t i = 0; i < layers.size(); ++i) layers[i]->resident = device.tables[i];
   loaded_->weights.experts_in_place = false;

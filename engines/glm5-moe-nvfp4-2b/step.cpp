@@ -15,10 +15,12 @@ void Glm5::forward(const StepPlan& plan) {
                          plan.tensor_cores, step.sampling != nullptr};
   known_bad_.clear();
   if (stream_ && !plan.continues) stream_->begin_step();
+  if (stream_) stream_->begin_pass();
   if (exchange_) exchange_->begin_step();
   if (parts_) parts_->begin_step();
   if (trace_) trace_rows(plan);
   backend_->run(key, [&] { pass(step); });
+  if (stream_) stream_->end_pass();
   if (weights_->experts_in_place)
     loaded_->checkpoint->check_unchanged();  // before anybody sees what came of it
   if (trace_) {

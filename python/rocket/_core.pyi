@@ -86,6 +86,7 @@ class CoreEngine:
         expert_slots: int = 0,
         layer_slots: Sequence[int] = (),
         expert_slab: str = "",
+        expert_bank: str = "auto",
         fabric: Fabric | None = None,
         owners: Sequence[Sequence[int]] = (),
         split_dense: bool = False,
@@ -94,7 +95,8 @@ class CoreEngine:
         """Loads a fuel. ``progress(done, total)`` gets bytes; an exception in it stops the load.
 
         At most one of the next three asks for a bounded cache of routed experts: its bytes, its slots, or the
-        slots of each MoE layer. ``expert_slab`` is the folder of the fuel's slab, which then fills it.
+        slots of each MoE layer. ``expert_slab`` is the folder of the fuel's slab, which then fills it;
+        with ``expert_bank`` "no", or "auto" where they do not fit, a GPU's experts stay there.
         ``fabric`` joins several boosters, ``owners[MoE layer][expert]`` says whose each expert is; with
         ``split_dense`` each has its share of the dense weights, too. Every rank loads with the same, and all
         ranks but 0 then ``follow()``."""

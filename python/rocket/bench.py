@@ -27,7 +27,7 @@ from rocket.boosters import (
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
 from rocket.errors import UsageError
-from rocket.expert_options import GIB_HELP, MAP_HELP, SLAB_HELP, SLOTS_HELP, ExpertCache
+from rocket.expert_options import BANK_HELP, GIB_HELP, MAP_HELP, SLAB_HELP, SLOTS_HELP, ExpertCache
 from rocket.fuel import random_fuel, resolve
 from rocket.loading import load_engine
 from rocket.options import (
@@ -218,6 +218,7 @@ def decode(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
+    expert_bank: Annotated[str, string("auto|yes|no", BANK_HELP)] = "auto",
     boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
     split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
     split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,
@@ -231,7 +232,7 @@ def decode(
     """
     check_computing(backend, prefill_precision, kv_dtype)
     check_integer("--threads", threads, 0)
-    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab, expert_bank)
     experts.check()
     for option, value in (
         ("--prompt", prompt),

@@ -19,6 +19,7 @@ from rocket.boosters import (
 )
 from rocket.errors import run_command_line
 from rocket.expert_options import (
+    BANK_HELP,
     GIB_HELP,
     MAP_HELP,
     SLAB_HELP,
@@ -92,6 +93,7 @@ def decode(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
+    expert_bank: Annotated[str, string("auto|yes|no", BANK_HELP)] = "auto",
     boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
     split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
     split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,
@@ -135,7 +137,7 @@ def decode(
         check_integer("--prefill-chunk", prefill_chunk, 1, MAX_CHUNK)
     if logits_out is not None:
         check_output_name("--logits-out", logits_out)
-    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab, expert_bank)
     experts.check()
     if stats is not None:
         check_real("--stats", stats, 0, 86400, with_low=False)

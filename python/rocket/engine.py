@@ -113,7 +113,8 @@ class Engine:
     ``prefill_precision`` and ``kv_dtype`` (of the latent KV) are auto, f32 or bf16; the CPU computes in f32.
     One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
     routed experts in a cache of that size over the fuel's files, or over the slab in the folder
-    ``expert_slab``, or on a GPU over the host's memory; without any all are in place or resident.
+    ``expert_slab``, or on a GPU over the host's memory, or, as ``expert_bank`` (auto, yes, no) says, over the
+    slab; without any all are in place or resident.
     ``boosters`` above 1 share the routed experts, as the file ``split`` says or by id, and with
     ``split_dense`` the heads, columns and rows of the dense weights: every rank that mpirun has started makes
     the same Engine, all but rank 0 call ``follow()``, rank 0 uses it as if it were alone. A booster that does
@@ -137,6 +138,7 @@ class Engine:
         expert_slots: int = 0,
         slot_map: str | Path | Mapping[Any, int] | None = None,
         expert_slab: str | Path | None = None,
+        expert_bank: str = "auto",
         boosters: int = 1,
         split: str | Path | None = None,
         split_dense: bool = False,
@@ -171,6 +173,7 @@ class Engine:
             expert_slots=expert_slots,
             layer_slots=slots_of_layers,
             expert_slab="" if expert_slab is None else str(expert_slab),
+            expert_bank=expert_bank,
             progress=progress,
             **shared,
         )

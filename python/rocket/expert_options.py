@@ -8,7 +8,7 @@ from typing import Any
 
 from rocket.errors import UsageError
 from rocket.failures import input_error
-from rocket.options import check_integer, check_output_name, check_output_place, check_real
+from rocket.options import check_choice, check_integer, check_output_name, check_output_place, check_real
 from rocket.output import AtomicFile
 from rocket.slot_map import read_slot_map
 
@@ -23,6 +23,10 @@ SLOTS_HELP = "The same, for N experts of all layers together."
 MAP_HELP = 'The same, with slots for each MoE layer: {"per_layer": {"3": 176, …}}.'
 SLAB_FILE = "experts.slab"
 SLAB_HELP = "Fill the cache of experts from this slab, which rocket fuel slab has written."
+BANK_HELP = (
+    "Whether a GPU has all experts in the host's memory behind that cache (yes), or reads what is missing "
+    "from the slab (no); auto is yes if they fit or there is no slab."
+)
 TRACE_HELP = "Record the experts of every token fed, as rocket trace reads them."
 
 
@@ -34,6 +38,7 @@ class ExpertCache:
     slots: int | None = None
     slot_map: str | None = None
     slab: str | None = None
+    bank: str = "auto"
 
     @property
     def slab_file(self) -> str | None:
@@ -59,6 +64,12 @@ class ExpertCache:
             )
         if self.slab == "":
             raise UsageError("--expert-slab: expected a folder, found nothing", "give the slab's folder")
+        check_choice("--expert-bank", self.bank, ("auto", "yes", "no"))
+        if self.bank != "auto" and not given:
+            raise UsageError(
+                f"--expert-bank: expected one of {', '.join(named)} beside it, found none",
+                "give the size of the cache that the bank shall fill",
+            )
         if self.gib is not None:
             check_real("--expert-cache-gib", self.gib, 0, MAX_CACHE_GIB, with_low=False)
         if self.slots is not None:
@@ -71,6 +82,7 @@ class ExpertCache:
             "expert_slots": self.slots or 0,
             "slot_map": self.slot_map,
             "expert_slab": self.slab,
+            "expert_bank": self.bank,
         }
 
 

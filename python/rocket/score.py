@@ -27,7 +27,7 @@ from rocket.boosters import (
 from rocket.console import Notes, write_data
 from rocket.engine import Engine
 from rocket.errors import CliError, UsageError
-from rocket.expert_options import GIB_HELP, MAP_HELP, SLAB_HELP, SLOTS_HELP, ExpertCache
+from rocket.expert_options import BANK_HELP, GIB_HELP, MAP_HELP, SLAB_HELP, SLOTS_HELP, ExpertCache
 from rocket.fuel import resolve
 from rocket.loading import load_engine
 from rocket.options import (
@@ -266,6 +266,7 @@ def score(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
+    expert_bank: Annotated[str, string("auto|yes|no", BANK_HELP)] = "auto",
     boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
     split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
     split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,
@@ -279,7 +280,7 @@ def score(
     With --against, status 1 means that the runs differ by more than the gate allows.
     """
     check_computing(backend, prefill_precision, kv_dtype)
-    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab)
+    experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab, expert_bank)
     experts.check()
     check_integer("--threads", threads, 0)
     if out is not None:

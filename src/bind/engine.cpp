@@ -120,11 +120,12 @@ class CoreEngine {
              int32_t max_rows, int32_t max_streams, const std::string& prefill_precision,
              const std::string& kv_dtype, int64_t expert_cache_bytes, int64_t expert_slots,
              const std::vector<int64_t>& layer_slots, const std::string& expert_slab,
-             const std::shared_ptr<Fabric>& fabric, const std::vector<std::vector<int32_t>>& owners,
-             bool split_dense, const py::object& progress)
+             const std::string& expert_bank, const std::shared_ptr<Fabric>& fabric,
+             const std::vector<std::vector<int32_t>>& owners, bool split_dense, const py::object& progress)
       : fabric_(fabric) {
     EngineOptions options;
     options.expert_slab = expert_slab;
+    options.expert_bank = expert_bank;
     options.split_dense = split_dense;
     if (fabric) {
       options.fabric = fabric;
@@ -506,15 +507,16 @@ void add_engine(py::module_& m) {
   py::class_<CoreEngine>(m, "CoreEngine")
       .def(py::init<const std::string&, const std::string&, int, int64_t, int32_t, int32_t,
                     const std::string&, const std::string&, int64_t, int64_t, const std::vector<int64_t>&,
-                    const std::string&, const std::shared_ptr<Fabric>&,
+                    const std::string&, const std::string&, const std::shared_ptr<Fabric>&,
                     const std::vector<std::vector<int32_t>>&, bool, const py::object&>(),
            py::arg("fuel_dir"), py::kw_only(), py::arg("backend") = "auto", py::arg("threads") = 0,
            py::arg("max_context") = 0, py::arg("max_rows") = 0, py::arg("max_streams") = 0,
            py::arg("prefill_precision") = "auto", py::arg("kv_dtype") = "auto",
            py::arg("expert_cache_bytes") = 0, py::arg("expert_slots") = 0,
            py::arg("layer_slots") = std::vector<int64_t>{}, py::arg("expert_slab") = "",
-           py::arg("fabric") = py::none(), py::arg("owners") = std::vector<std::vector<int32_t>>{},
-           py::arg("split_dense") = false, py::arg("progress") = py::none())
+           py::arg("expert_bank") = "auto", py::arg("fabric") = py::none(),
+           py::arg("owners") = std::vector<std::vector<int32_t>>{}, py::arg("split_dense") = false,
+           py::arg("progress") = py::none())
       .def("info", [](const CoreEngine& e) { return info_dict(e.take()->info()); })
       .def("open", [](CoreEngine& e) { return e.take()->open(); })
       .def(

@@ -103,6 +103,11 @@ struct CacheWindow {
 
 class ExpertCache {
  public:
+  static constexpr int32_t kFewRows = 16;
+  struct Share {
+    int32_t kept = 0, pool = 0;  // K and P above
+  };
+
   // policy: null = the one that config names. Throws PlanError (too few slots), InputError.
   explicit ExpertCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy = nullptr);
   static PolicyShape policy_shape(const CacheConfig& config);
@@ -132,6 +137,8 @@ class ExpertCache {
   int32_t slots(int32_t layer) const;  // that its experts may take
   int32_t first_slot(int32_t layer) const;
   int32_t resident() const { return resident_; }
+  // [layers] of look-ups of many rows; empty: these are as any.
+  const std::vector<Share>& shares() const { return shares_; }
 
   int64_t steps() const { return steps_; }
   CacheCounters counters() const;
@@ -139,7 +146,6 @@ class ExpertCache {
   CacheWindow window();  // what was counted since the last call
 
  private:
-  static constexpr int32_t kFewRows = 16;
   enum class Hint : uint8_t { kNone, kFlying, kArrived };
   struct Held {
     int32_t key = -1;
@@ -175,9 +181,6 @@ class ExpertCache {
   std::vector<int64_t> mark_;               // [slots] when it was last used or filled
   std::vector<int32_t> slot_;               // [layers * experts], -1 = not there
   std::vector<int32_t> layer_held_;         // [layers] experts that are there
-  struct Share {
-    int32_t kept = 0, pool = 0;  // K and P above
-  };
   static std::vector<Share> shares_of(const CacheConfig& config, const std::vector<int32_t>& first);
   std::vector<Share> shares_;  // [layers]; empty: look-ups of many rows are as any
   int32_t resident_ = 0;

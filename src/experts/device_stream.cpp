@@ -25,5 +25,10 @@ DeviceExperts make_device_stream(const CacheConfig&, const HostBank::Tables&, st
   no_device();
 }
 
+DeviceExperts make_device_stream(const CacheConfig&, const HostBank::Tables&, DiskExperts, MemorySpace&,
+                                 const Exec&, int64_t) {
+  no_device();
+}
+
 }  // namespace rocket
 #endif

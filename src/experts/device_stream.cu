@@ -2,6 +2,7 @@
 
 #include "base/memory.h"
 #include "experts/device_stream.h"
+#include "experts/slot_source.h"
 #include "experts/slot_state.h"
 #include "ops/cuda.cuh"
 
@@ -46,49 +47,72 @@ class SideStream {
   cudaEvent_t forked_ = nullptr, done_ = nullptr;
 };
 
+class BankSource : public SlotSource {
+ public:
+  BankSource(const SlotTarget& target, std::unique_ptr<HostBank> bank, SlotCopy copy)
+      : target_(target), host_bank_(std::move(bank)), copy_(copy) {}
+  const char* name() const override { return "host bank"; }
+  void bring(int32_t, int32_t wave, std::span<const int32_t> ids, void* stream, Exec& exec) override {
+    cuda::fetch_slots(target_.cache, target_.bank, wave, ids.data(), static_cast<int64_t>(ids.size()), copy_,
+                      stream, exec);
+  }
+
+ private:
+  SlotTarget target_;
+  std::unique_ptr<HostBank> host_bank_;
+  SlotCopy copy_;
+};
+
 class DeviceStream : public ExpertStream {
  public:
-  DeviceStream(const CacheConfig& config, const HostBank::Tables& tables, std::unique_ptr<HostBank> bank,
-               MemorySpace& memory, const Exec& exec, int64_t choices, SlotCopy copy)
-      : memory_(memory), main_(exec.cuda->stream), choices_(choices), copy_(copy), state_(config, choices) {
+  DeviceStream(const CacheConfig& config, const HostBank::Tables& tables,
+               const std::vector<const char*>& bank, MemorySpace& memory, const Exec& exec, int64_t choices)
+      : memory_(memory), main_(exec.cuda->stream), choices_(choices), state_(config, choices) {
     int64_t slot_bytes = 0;
     for (const std::span<const ExpertWeights> table : tables)
       slot_bytes = std::max(slot_bytes, slot_bytes_of(table));
-    host_bank_ = std::move(bank);
     slots_ = Arena(static_cast<size_t>(state_.slots() * slot_bytes), "expert slots", memory);
     char* const slots = static_cast<char*>(slots_.take_bytes(slots_.capacity()));
     block_ = Arena(static_cast<size_t>(state_.bytes()), "expert cache", memory);
     base_ = static_cast<char*>(block_.take_bytes(block_.capacity()));
-    const std::vector<char> image = state_.image(tables, host_bank_->experts());
+    const std::vector<char> image = state_.image(tables, bank);
     memory.write(base_, image.data(), image.size());
     cache_ = state_.cache(base_, slots, slot_bytes);
-    bank_ = state_.bank(base_);
   }
-  ~DeviceStream() override { cudaStreamSynchronize(main_); }
+  // A step that waits for its source ends with it.
+  ~DeviceStream() override {
+    source_.reset();
+    cudaStreamSynchronize(main_);
+  }
+  SlotTarget target() const { return {cache_, state_.bank(base_), state_.desk(base_)}; }
+  void set_source(std::unique_ptr<SlotSource> source) { source_ = std::move(source); }
 
   const ExpertWeights* table(int32_t layer) const { return cache_.table + int64_t{layer} * cache_.experts; }
 
-  const char* store() const override { return "host bank"; }
+  const char* store() const override { return source_->name(); }
   const SlotCache* look_up() const override { return &cache_; }
   // A step that failed between a look-up and its last wave has left experts that count as there and may not be.
   void begin_step() override {
+    source_->check();
     if (!whole_)
       throw DeviceError(
           "expert cache: an earlier step failed half-way, and what is in which slot is not known",
           "load the fuel again");
   }
+  void begin_pass() override { source_->begin_pass(); }
+  void end_pass() override { source_->end_pass(); }
   int32_t find(int32_t layer, std::span<const int32_t> ids, Exec& exec) override {
     if (static_cast<int64_t>(ids.size()) > choices_) {
       throw InputError("expert cache: expected at most " + std::to_string(choices_) +
                        " choices a layer, found " + std::to_string(ids.size()));
     }
     ids_ = ids;
+    layer_ = layer;
     whole_ = false;
     side_.fork(main_);
     bring(1, side_.stream(), exec);
     side_.mark_done();
-    const int64_t distinct = std::min<int64_t>(static_cast<int64_t>(ids.size()), cache_.experts);
-    waves_ = slot_waves(distinct, state_.room(layer));
+    waves_ = state_.waves(layer, static_cast<int64_t>(ids.size()));
     return waves_;
   }
   const int32_t* fetch(int32_t wave, Exec& exec) override {
@@ -104,31 +128,38 @@ class DeviceStream : public ExpertStream {
   StreamStats stats() override {
     std::vector<char> copy(static_cast<size_t>(state_.stats_bytes()));
     memory_.read(copy.data(), base_ + state_.stats_at(), copy.size());
-    return state_.stats(copy.data());
+    StreamStats stats = state_.stats(copy.data());
+    stats.fetch_seconds += source_->seconds();
+    return stats;
   }
 
  private:
   void bring(int32_t wave, cudaStream_t stream, Exec& exec) {
-    cuda::fetch_slots(cache_, bank_, wave, ids_.data(), static_cast<int64_t>(ids_.size()), copy_, stream,
-                      exec);
+    source_->bring(layer_, wave, ids_, stream, exec);
   }
 
   MemorySpace& memory_;
   cudaStream_t main_;
   int64_t choices_;
-  SlotCopy copy_;
   SlotState state_;
-  std::unique_ptr<HostBank> host_bank_;
   Arena slots_, block_;
   char* base_ = nullptr;
   SlotCache cache_;
-  SlotBank bank_;
   SideStream side_;
+  std::unique_ptr<SlotSource> source_;
   // Of the look-up in hand.
   std::span<const int32_t> ids_;
+  int32_t layer_ = 0;
   int32_t waves_ = 0;
   bool whole_ = true;  // all of its waves were asked for
 };
+
+DeviceExperts with_tables(std::unique_ptr<DeviceStream> stream, const CacheConfig& config) {
+  DeviceExperts experts;
+  for (int32_t layer = 0; layer < config.layers; ++layer) experts.tables.push_back(stream->table(layer));
+  experts.stream = std::move(stream);
+  return experts;
+}
 
 }  // namespace
 
@@ -165,11 +196,17 @@ bool device_shares_memory(const Exec& exec) {
 DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables,
                                  std::unique_ptr<HostBank> bank, MemorySpace& memory, const Exec& exec,
                                  int64_t choices, SlotCopy copy) {
-  auto stream = std::make_unique<DeviceStream>(config, tables, std::move(bank), memory, exec, choices, copy);
-  DeviceExperts experts;
-  for (int32_t layer = 0; layer < config.layers; ++layer) experts.tables.push_back(stream->table(layer));
-  experts.stream = std::move(stream);
-  return experts;
+  auto stream = std::make_unique<DeviceStream>(config, tables, bank->experts(), memory, exec, choices);
+  stream->set_source(std::make_unique<BankSource>(stream->target(), std::move(bank), copy));
+  return with_tables(std::move(stream), config);
+}
+
+DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables, DiskExperts disk,
+                                 MemorySpace& memory, const Exec& exec, int64_t choices) {
+  auto stream =
+      std::make_unique<DeviceStream>(config, tables, std::vector<const char*>(), memory, exec, choices);
+  stream->set_source(make_disk_source(stream->target(), std::move(disk), tables, memory, exec));
+  return with_tables(std::move(stream), config);
 }
 
 }  // namespace rocket

@@ -1,11 +1,13 @@
-// Experts in slots of a device's memory, those without one in a bank in the host's memory that the device reads itself.
+// Experts in slots of a device's memory; those without one in a bank in the host's memory that the device reads itself, or
+// on a disk from which a thread of the host brings them (ops/slot_mail.h).
 //
-// The router looks its choices up (ops/slot_cache.h), so a step needs nothing from the host: it is the same sequence of
-// launches whatever is missing, and can be recorded. From find() on, what fits beside the hits comes in on a stream of its
-// own, while the ops of wave 0 work on the hits; wave 1 waits for it. The number of waves depends on the number of
-// choices only; those that find nothing to do end at once.
+// The router looks its choices up (ops/slot_cache.h), so a step is the same sequence of launches whatever is missing, and
+// can be recorded. From find() on, what fits beside the hits comes in on a stream of its own, while the ops of wave 0 work
+// on the hits; wave 1 waits for it. The number of waves depends on the number of choices only; those that find nothing to
+// do end at once.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -28,10 +30,20 @@ struct DeviceExperts {
   std::vector<const ExpertWeights*> tables;  // of each layer, in the device's memory
 };
 
+// Experts that stay on a disk.
+struct DiskExperts {
+  std::unique_ptr<ExpertStore> store;
+  std::vector<int32_t> numbers;  // the model's of each MoE layer, for errors
+  std::chrono::nanoseconds limit = expert_read_limit();
+};
+
 // tables: of each MoE layer, for formats, shapes and global scales. choices: of all rows of a step in a layer, at most.
-// memory and exec are a backend's, which outlives the stream. Takes SlotState's bytes and those of the slots.
+// memory and exec are a backend's, which outlives the stream. Takes SlotState's bytes and those of the slots; from a disk
+// also pinned memory of the host, SlotServer's staging.
 DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables,
                                  std::unique_ptr<HostBank> bank, MemorySpace& memory, const Exec& exec,
                                  int64_t choices, SlotCopy copy = kSlotCopy);
+DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables, DiskExperts disk,
+                                 MemorySpace& memory, const Exec& exec, int64_t choices);
 
 }  // namespace rocket

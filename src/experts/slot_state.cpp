@@ -20,7 +20,7 @@ SlotParts parts_of(const SlotLayout& layout) {
   return parts;
 }
 
-std::vector<int32_t> group_starts(const CacheConfig& config) {
+const CacheConfig& checked(const CacheConfig& config) {
   if (config.experts > kSlotExperts) {
     throw InputError("expert cache: expected at most " + std::to_string(kSlotExperts) +
                          " experts a layer on a device, found " + std::to_string(config.experts),
@@ -29,11 +29,7 @@ std::vector<int32_t> group_starts(const CacheConfig& config) {
   if (config.policy != "lru") {
     throw InputError("expert cache: expected the policy lru on a device, found " + config.policy);
   }
-  const ExpertCache cache(config);
-  std::vector<int32_t> first = {0};
-  const int32_t groups = config.layer_slots.empty() ? 1 : config.layers;
-  for (int32_t group = 0; group < groups; ++group) first.push_back(first.back() + cache.slots(group));
-  return first;
+  return config;
 }
 
 template <typename T>
@@ -49,14 +45,16 @@ int64_t SlotState::place(int64_t bytes) {
   return here;
 }
 
-SlotState::SlotState(const CacheConfig& config, int64_t choices)
-    : config_(config), first_(group_starts(config)) {
+SlotState::SlotState(const CacheConfig& config, int64_t choices) : config_(checked(config)) {
+  read_groups(ExpertCache(config));
   const int64_t layers = config.layers, experts = config.experts, keys = layers * experts, all = slots();
   at_.first = place(static_cast<int64_t>(first_.size()) * 4);
   at_.slot_of = place(keys * 4);
   at_.key = place(all * 4);
   at_.stamp = place(all * 8);
+  at_.mark = place(all * 8);
   at_.clock = place(8);
+  at_.retired = place(8);
   at_.counters = place(layers * static_cast<int64_t>(sizeof(SlotCounters)));  // these three are read together
   at_.streamed = place(8);
   at_.clocks = place(sizeof(SlotFetchClock));
@@ -66,26 +64,49 @@ SlotState::SlotState(const CacheConfig& config, int64_t choices)
   at_.rank = place(experts * 4);
   at_.hit_id = place(choices * 4);
   at_.miss_id = place(choices * 4);
+  at_.share = place(layers * static_cast<int64_t>(sizeof(SlotShare)));
+  for (int64_t* const each : {&at_.use, &at_.order, &at_.turn, &at_.victim}) *each = place(experts * 4);
   at_.parts = place(keys * static_cast<int64_t>(sizeof(SlotParts)));
   at_.table = place(keys * static_cast<int64_t>(sizeof(ExpertWeights)));
   at_.bank = place(keys * 8);
+  at_.desk = place(sizeof(SlotDesk));
 }
 
-int32_t SlotState::room(int32_t layer) const {
+void SlotState::read_groups(const ExpertCache& cache) {
+  first_ = {0};
+  const int32_t groups = config_.layer_slots.empty() ? 1 : config_.layers;
+  for (int32_t group = 0; group < groups; ++group) first_.push_back(first_.back() + cache.slots(group));
+  for (const ExpertCache::Share& share : cache.shares()) shares_.push_back({share.kept, share.pool});
+}
+
+int64_t SlotState::few() const {
+  return shares_.empty() ? INT64_MAX : int64_t{ExpertCache::kFewRows} * config_.topk;
+}
+
+int32_t SlotState::waves(int32_t layer, int64_t choices) const {
+  const int64_t distinct = std::min<int64_t>(choices, config_.experts);
+  if (choices > few()) {
+    const SlotShare& share = shares_[static_cast<size_t>(layer)];
+    return slot_waves(distinct, share.kept + share.pool, share.pool);
+  }
   const size_t group = config_.layer_slots.empty() ? 0 : static_cast<size_t>(layer);
-  return first_[group + 1] - first_[group];
+  const int64_t room = first_[group + 1] - first_[group];
+  return slot_waves(distinct, room, room);
 }
 
 SlotCache SlotState::cache(char* base, char* slots, int64_t slot_bytes) const {
   SlotCache c;
   c.layers = config_.layers;
   c.experts = config_.experts;
+  c.few = few();
   c.budgets = !config_.layer_slots.empty();
   c.first = at<int32_t>(base, at_.first);
   c.slot_of = at<int32_t>(base, at_.slot_of);
   c.key = at<int32_t>(base, at_.key);
   c.stamp = at<int64_t>(base, at_.stamp);
+  c.mark = at<int64_t>(base, at_.mark);
   c.clock = at<int64_t>(base, at_.clock);
+  c.retired = at<int64_t>(base, at_.retired);
   c.counters = at<SlotCounters>(base, at_.counters);
   c.streamed = at<uint64_t>(base, at_.streamed);
   c.lookup = at<SlotLookup>(base, at_.lookup);
@@ -93,6 +114,11 @@ SlotCache SlotState::cache(char* base, char* slots, int64_t slot_bytes) const {
   c.rank = at<int32_t>(base, at_.rank);
   c.hit_id = at<int32_t>(base, at_.hit_id);
   c.miss_id = at<int32_t>(base, at_.miss_id);
+  c.share = at<SlotShare>(base, at_.share);
+  c.use = at<int32_t>(base, at_.use);
+  c.order = at<int32_t>(base, at_.order);
+  c.turn = at<int32_t>(base, at_.turn);
+  c.victim = at<int32_t>(base, at_.victim);
   c.parts = at<SlotParts>(base, at_.parts);
   c.table = at<ExpertWeights>(base, at_.table);
   c.base = slots;
@@ -103,6 +129,10 @@ SlotCache SlotState::cache(char* base, char* slots, int64_t slot_bytes) const {
 
 SlotBank SlotState::bank(char* base) const {
   return {at<const char*>(base, at_.bank), at<SlotFetchClock>(base, at_.clocks)};
+}
+
+SlotDesk* SlotState::desk(char* base) const {
+  return at<SlotDesk>(base, at_.desk);
 }
 
 StreamStats SlotState::stats(const char* copy) const {
@@ -136,7 +166,9 @@ std::vector<char> SlotState::image(std::span<const std::span<const ExpertWeights
   std::fill_n(at<int32_t>(base, at_.slot_of), keys, -1);
   std::fill_n(at<int32_t>(base, at_.key), slots(), -1);
   int64_t* const stamp = at<int64_t>(base, at_.stamp);
-  for (int64_t slot = 0; slot < slots(); ++slot) stamp[slot] = slot - slots();
+  for (int64_t slot = 0; slot < slots(); ++slot) stamp[slot] = kFreeStamp + slot;
+  *at<int64_t>(base, at_.retired) = kRetiredStamp;
+  std::copy(shares_.begin(), shares_.end(), at<SlotShare>(base, at_.share));
   at<SlotFetchClock>(base, at_.clocks)->begin = UINT64_MAX;
   SlotParts* parts = at<SlotParts>(base, at_.parts);
   ExpertWeights* entry = at<ExpertWeights>(base, at_.table);

@@ -10,6 +10,7 @@
 #include "experts/stream.h"
 #include "ops/slot_cache.h"
 #include "ops/slot_fetch.h"
+#include "ops/slot_mail.h"
 
 namespace rocket {
 
@@ -21,11 +22,13 @@ class SlotState {
 
   int64_t bytes() const { return bytes_; }
   int32_t slots() const { return first_.back(); }
-  int32_t room(int32_t layer) const;  // slots that a layer's experts may take
+  // How many waves a look-up of so many choices in a layer may have, whatever is there.
+  int32_t waves(int32_t layer, int64_t choices) const;
 
   // The arrays of a block at `base`, which is aligned to 256 bytes. The slots lie at `slots`.
   SlotCache cache(char* base, char* slots, int64_t slot_bytes) const;
   SlotBank bank(char* base) const;
+  SlotDesk* desk(char* base) const;
   // The part of the block that counts, and what a copy of it says.
   int64_t stats_at() const { return at_.counters; }
   int64_t stats_bytes() const {
@@ -38,14 +41,17 @@ class SlotState {
                           const std::vector<const char*>& bank) const;
 
  private:
+  void read_groups(const ExpertCache& cache);
+  int64_t few() const;
   int64_t place(int64_t bytes);
 
   CacheConfig config_;
-  std::vector<int32_t> first_;  // [groups + 1]
+  std::vector<int32_t> first_;     // [groups + 1]
+  std::vector<SlotShare> shares_;  // [layers], or empty
   int64_t bytes_ = 0;
   struct {
-    int64_t first, slot_of, key, stamp, clock, counters, streamed, lookup, miss, rank, hit_id, miss_id, parts,
-        table, ticket, bank, clocks;
+    int64_t first, slot_of, key, stamp, mark, clock, retired, counters, streamed, lookup, miss, rank, hit_id,
+        miss_id, share, use, order, turn, victim, parts, table, ticket, bank, desk, clocks;
   } at_{};
 };
 

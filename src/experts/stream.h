@@ -1,10 +1,12 @@
 // Experts in a bounded set of slots, brought there from somewhere else when they are asked for.
 //
 //   stream.begin_step();
+//   stream.begin_pass();
 //   for each MoE layer:
 //     the router's choices, with router params that have look_up() as `slots`
 //     const int32_t waves = stream.find(layer, ids, exec);
 //     for (wave …) compute the pairs whose id is not -1 in stream.fetch(wave, exec), with the layer's table
+//   stream.end_pass();
 //
 // The table of a layer has an entry for each expert, which points into the expert's slot while that is in a wave that
 // has been fetched.
@@ -52,6 +54,10 @@ class ExpertStream {
   virtual const SlotCache* look_up() const { return nullptr; }
 
   virtual void begin_step() = 0;
+  // Around each pass of a step, recorded or not; before its results are used. Throws what went wrong with experts that the
+  // pass asked for by itself, and may wait for it.
+  virtual void begin_pass() {}
+  virtual void end_pass() {}
   // The choices of all rows of a step in a layer, in the ops' memory, -1 is skipped; they must stay until the last wave
   // is fetched. Returns the number of waves, at least 1.
   virtual int32_t find(int32_t layer, std::span<const int32_t> ids, Exec& exec) = 0;

@@ -16,6 +16,9 @@
 //            L x k    expert ids, u8 up to 256 experts, else u16; ascending within a layer
 //            u32      CRC-32 of the row before it
 //
+// A step here is what is looked up together: where decode rows run in a pass apart from prompts (Session::passes), a step
+// of both is two, and replays as it was counted.
+//
 // All little-endian. Rows have one size, so a last row that is not whole (still being written, or cut by a crash) is
 // known for what it is and left out. Anything else that is wrong is an InputError that names the row.
 #pragma once

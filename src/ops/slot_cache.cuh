@@ -1,8 +1,8 @@
-// The block of threads that looks experts up (slot_cache.h), on the device.
+// The block of threads that looks experts up (slot_lookup.h), on the device.
 #pragma once
 
 #include "ops/cuda.cuh"
-#include "ops/slot_cache.h"
+#include "ops/slot_lookup.h"
 
 namespace rocket::cuda {
 
@@ -22,6 +22,7 @@ class SlotBlock {
   __device__ __forceinline__ void sync() { __syncthreads(); }
   __device__ __forceinline__ int32_t load(const int32_t* p) const { return __ldcg(p); }
   __device__ __forceinline__ void mark(uint32_t* word, uint32_t bits) { atomicOr(word, bits); }
+  __device__ __forceinline__ void add(int32_t* counter, int32_t n) { atomicAdd(counter, n); }
   __device__ __forceinline__ void add(uint64_t* counter, uint64_t n) {
     atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(n));
   }

@@ -1,5 +1,4 @@
-#include "ops/cuda.cuh"
-#include "ops/slot_fetch.h"
+#include "ops/slot_fetch.cuh"
 
 namespace rocket::cuda {
 namespace {
@@ -11,35 +10,6 @@ struct FetchArgs {
   const int32_t* id;
   int64_t n;
 };
-
-__device__ __forceinline__ uint64_t nanoseconds() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
-
-__device__ __forceinline__ void start_clock(SlotFetchClock* clock) {
-  if (threadIdx.x == 0)
-    atomicMin(reinterpret_cast<unsigned long long*>(&clock->begin),
-              static_cast<unsigned long long>(nanoseconds()));
-}
-// The last block to be done adds the time since the first began.
-__device__ __forceinline__ void stop_clock(SlotFetchClock* clock) {
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence();
-  if (atomicAdd(&clock->ticket, 1u) != gridDim.x - 1) return;
-  clock->ticket = 0;
-  const uint64_t begin = atomicExch(reinterpret_cast<unsigned long long*>(&clock->begin), ~0ull);
-  const uint64_t now = nanoseconds();
-  if (now > begin) clock->total += now - begin;
-}
-
-__device__ __forceinline__ void write_choices(const FetchArgs& a, const SlotRange& range) {
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < a.n; i += step)
-    a.cache.miss_id[i] = slot_wave_id(range, a.cache.rank, a.id[i]);
-}
 
 // The pieces that a block copies: of each miss in turn, every gridDim.x-th. Which one is the block's first changes from
 // miss to miss, so that experts of few pieces keep all blocks at work.
@@ -90,7 +60,7 @@ __global__ void __launch_bounds__(kLoadThreads) fetch_by_loads(const __grid_cons
   wait_for_previous();
   start_next();
   const SlotRange range = slot_wave(*a.cache.lookup, a.wave);
-  if (a.wave > 1) write_choices(a, range);
+  if (a.wave > 1) write_choices(a.cache, range, a.id, a.n);
   if (range.begin == range.end) return;
   start_clock(a.bank.clock);
   Pieces<kLoadPiece> pieces(a, range);
@@ -174,7 +144,7 @@ __global__ void __launch_bounds__(kWarp) fetch_in_bulk(const __grid_constant__ F
   wait_for_previous();
   start_next();
   const SlotRange range = slot_wave(*a.cache.lookup, a.wave);
-  if (a.wave > 1) write_choices(a, range);
+  if (a.wave > 1) write_choices(a.cache, range, a.id, a.n);
   if (range.begin == range.end) return;
   start_clock(a.bank.clock);
   if (threadIdx.x == 0) {
@@ -187,22 +157,6 @@ __global__ void __launch_bounds__(kWarp) fetch_in_bulk(const __grid_constant__ F
   stop_clock(a.bank.clock);
 }
 
-void launch_fetch(void (*kernel)(FetchArgs), int blocks, int threads, size_t shared, const FetchArgs& a,
-                  cudaStream_t stream, Exec& exec) {
-  if (!stream) {
-    launch("expert fetch", kernel, static_cast<unsigned>(blocks), threads, shared, exec, a);
-    return;
-  }
-  if (shared > kSharedAsked) {
-    cuda_check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-        "expert fetch");
-  }
-  kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(a);
-  cuda_check(cudaGetLastError(), "expert fetch");
-  if (exec.cuda->sync_each) cuda_check(cudaStreamSynchronize(stream), "expert fetch");
-}
-
 }  // namespace
 
 void fetch_slots(const SlotCache& cache, const SlotBank& bank, int32_t wave, const int32_t* id, int64_t n,
@@ -210,9 +164,10 @@ void fetch_slots(const SlotCache& cache, const SlotBank& bank, int32_t wave, con
   if (exec.measure) return;
   const FetchArgs a = {cache, bank, wave, id, n};
   if (copy == SlotCopy::kBulk) {
-    launch_fetch(fetch_in_bulk, kBulkBlocks, kWarp, kBulkShared, a, static_cast<cudaStream_t>(stream), exec);
+    launch_on_side(fetch_in_bulk, kBulkBlocks, kWarp, kBulkShared, a, static_cast<cudaStream_t>(stream),
+                   exec);
   } else {
-    launch_fetch(fetch_by_loads, kLoadBlocks, kLoadThreads, 0, a, static_cast<cudaStream_t>(stream), exec);
+    launch_on_side(fetch_by_loads, kLoadBlocks, kLoadThreads, 0, a, static_cast<cudaStream_t>(stream), exec);
   }
 }
 

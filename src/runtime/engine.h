@@ -27,10 +27,13 @@ struct EngineOptions {
   int32_t max_rows = 0;     // rows a step may have; 0 = automatic. Prompts are fed in chunks of at most this
   int32_t max_streams = 0;  // streams that may be open at once; 0 = automatic
   // A bounded cache of routed experts, filled as they are asked for: on the CPU from the fuel's files, on a device from
-  // the host's memory, where all of them are. None given: every expert is resident, on the CPU in the mapped files.
+  // the host's memory, where all of them are, or from a slab. None given: every expert is resident, on the CPU in the mapped files.
   CacheRequest expert_cache;
   std::string
       expert_slab;  // the folder of the fuel's slab, from which that cache is filled instead; empty: none
+  // On a device: auto = all experts in the host's memory, if they fit there or there is no slab; yes; no = they stay in
+  // the slab, from which a thread reads what is missing.
+  std::string expert_bank = "auto";
   // Several boosters: what joins them, and which owns which expert; every rank loads with the same. Null: one booster.
   // Context, rows and streams that are 0 on other ranks are those of rank 0.
   std::shared_ptr<Fabric> fabric;
