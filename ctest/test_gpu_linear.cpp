@@ -133,7 +133,9 @@ void compare(check::Gpu& gpu, const Case& c, bool alone) {
                  c.rows * c.out[i], limit);
   }
   if (!alone) return;
-  for (const int32_t together : {1, 2, 3, 5, 8, 16}) {
+  const std::vector<int32_t> rows_together =
+      gpu.small() ? std::vector<int32_t>{5} : std::vector<int32_t>{1, 2, 3, 5, 8, 16};
+  for (const int32_t together : rows_together) {
     for (int32_t first = 0; first < c.rows; first += together) {
       const int32_t rows = std::min(together, c.rows - first);
       const auto part = run(gpu, c, weight, dx, dbias, first, rows);
@@ -159,6 +161,7 @@ void exact(check::Gpu& gpu) {
                           {10, 1544}, {300, 2048}, {6, 3080},  {1030, 128},  {24, 4096},
                           {13, 8200}, {19, 12288}, {5, 16384}, {4100, 1024}, {2100, 520}};
   for (const Shape& s : shapes) {
+    if (gpu.small() && s.out * s.in > 400000) continue;
     for (const WeightFormat format : check::kFormats) {
       for (const int64_t shift : {0, 1}) {
         if (shift == 1 && s.out * s.in > 100000)
@@ -194,9 +197,11 @@ void parts(check::Gpu& gpu) {
 void wide(check::Gpu& gpu) {
   const WeightFormat B = WeightFormat::kBF16;
   for (const int64_t in : {248, 256, 328, 1024, 1096, 4096, 4104}) {
-    for (const int64_t out : {1, 16, 363, 1072}) compare(gpu, {{B}, {out}, in, 17, 0, 4 * (in % 3), 1}, true);
+    for (const int64_t out : {1, 16, 363, gpu.small() ? 70 : 1072})
+      compare(gpu, {{B}, {out}, in, 17, 0, 4 * (in % 3), 1}, true);
   }
   for (const int64_t in : {8456, 9224, 12288, 17416}) {
+    if (gpu.small()) break;
     for (const int64_t extra : {0, 1}) compare(gpu, {{B, B, B}, {600, 3, 402}, in, 17, 0, extra, 2}, true);
   }
   if (gpu.small()) return;
@@ -208,6 +213,7 @@ void wide(check::Gpu& gpu) {
 void magnitudes(check::Gpu& gpu) {
   const WeightFormat B = WeightFormat::kBF16;
   for (const int64_t in : {64, 520, 4096}) {
+    if (gpu.small() && in != 520) continue;
     const int64_t out = 45;
     const StoredWeight stored = check::random_weight(B, out, in, 0.3);
     std::vector<std::unique_ptr<DeviceWeight>> weight;
@@ -244,7 +250,10 @@ void magnitudes(check::Gpu& gpu) {
     const DeviceArray<float> dx(gpu, x);
     const Case c{{B}, {out}, in, kRows};
     const std::vector<float> found = run(gpu, c, weight, dx, none, 0, kRows)[0];
-    const std::vector<double> exact = check::product(stored, x.data(), in, kRows);
+    std::vector<double> exact = check::product(stored, x.data(), in, kRows);
+    for (double& v : exact) {
+      if (std::fabs(v) > std::numeric_limits<float>::max()) v = std::copysign(INFINITY, v);
+    }
     for (int r = 0; r < kRows; ++r) {
       const std::string what = title(c) + ", magnitudes of row " + std::to_string(r);
       const float* mine = found.data() + r * out;
@@ -263,6 +272,7 @@ void magnitudes(check::Gpu& gpu) {
         check::close(what, mine, right, out, 2 * check::sum_limit(in));
       }
       for (const int32_t together : {1, 2, 3, 5, 8}) {
+        if (gpu.small() && together != 3) continue;
         const int32_t first = std::min<int32_t>(r, kRows - together);
         const std::vector<float> part = run(gpu, c, weight, dx, none, first, together)[0];
         bool same = true;

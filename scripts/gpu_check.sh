@@ -35,9 +35,10 @@ python_tests() {
   PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1
 }
 
-# One case in eight of each program, by both tools.
+# One case in eight of each program, by both tools. Not of test_gpu_slot_disk: its kernels wait for a thread of the host,
+# within limits of time that are far exceeded under the tools.
 sanitizers() {
-  find $build -maxdepth 1 -name 'test_gpu_*' -type f | sort | sed 's/^\(.*\)$/memcheck \1\nracecheck \1/' |
+  find $build -maxdepth 1 -name 'test_gpu_*' -type f | grep -v slot_disk | sort | sed 's/^\(.*\)$/memcheck \1\nracecheck \1/' |
     ROCKET_TEST_SMALL=1 xargs -P 6 -L 1 bash -c '
       log=$1/$2-$(basename "$3").log
       timeout 200 compute-sanitizer --tool "$2" --error-exitcode 9 "$3" > "$log" 2>&1 && exit 0

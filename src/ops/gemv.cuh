@@ -41,8 +41,9 @@ struct GemvParams {
   int32_t slices, slice;         // how many, columns of each but the last
   int32_t phases, phase_slices;  // slices of each phase but the last
   int32_t groups;
-  int32_t block_groups;  // room for so many in a block
-  int32_t vector_x;      // rows of x are aligned for loads of four floats, and whole numbers of these
+  int32_t block_groups;              // room for so many in a block
+  int32_t each_groups, more_groups;  // gemv_mma.cuh: of a block (or cluster), and how many have one more
+  int32_t vector_x;  // rows of x are aligned for loads of four floats, and whole numbers of these
   int32_t part_count;
   GemvPart part[kMaxParts];
 };

@@ -8,8 +8,8 @@ namespace {
 
 template <typename K, size_t kLimit>
 void launch_mma(GemvParams& p, Exec& exec) {
-  constexpr int64_t kRoom = static_cast<int64_t>(kLimit) - K::kRingBytes;
-  constexpr int64_t kMostSlices = (16 + K::kSplit - 1) / K::kSplit;  // of a block
+  constexpr int64_t kRoom = static_cast<int64_t>(kLimit) - K::kTableAt;
+  constexpr int64_t kMostSlices = K::kSplit == 1 ? 8 : kMmaSlices / K::kSplit;  // of a block
   static_assert(K::table_bytes(kMostSlices) <= kRoom);
   const int64_t slices = (p.slices + K::kSplit - 1) / K::kSplit;
   const int64_t wave = std::max<int64_t>(exec.cuda->sm_count / K::kSplit, 1);
@@ -18,7 +18,9 @@ void launch_mma(GemvParams& p, Exec& exec) {
   const int64_t each = (p.groups + clusters - 1) / clusters, room = kRoom / K::table_bytes(slices);
   const int64_t rounds = (each + room - 1) / room;
   p.block_groups = static_cast<int32_t>((each + rounds - 1) / rounds);
-  const size_t shared = std::max<size_t>(K::kRingBytes + K::table_bytes(slices * p.block_groups),
+  p.each_groups = static_cast<int32_t>(p.groups / clusters);
+  p.more_groups = static_cast<int32_t>(p.groups % clusters);
+  const size_t shared = std::max<size_t>(K::kTableAt + K::table_bytes(slices * p.block_groups),
                                          shared_to_spread(*exec.cuda, 1));
   const dim3 grid(static_cast<unsigned>(clusters * K::kSplit),
                   static_cast<unsigned>((p.rows + K::R - 1) / K::R));
@@ -32,11 +34,14 @@ void launch_mma(GemvParams& p, Exec& exec) {
 // Blocks share a range of groups where `in` is wide, so that most warps meet one slice, and where groups are few.
 template <int R, int kStages, size_t kLimit>
 void run_mma(GemvParams& p, Exec& exec) {
-  gemv_mma_slices(p.in, p.slices, p.slice);
+  int64_t out = 0;
+  for (int i = 0; i < p.part_count; ++i) out += p.part[i].out;
+  gemv_mma_slices(p.in, out, p.slices, p.slice);
   gemv_groups(p, GemvMma<R, 1, kStages>::G);
   const int sms = exec.cuda->sm_count;
   if (p.groups <= sms / 6) return launch_mma<GemvMma<R, 4, kStages>, kLimit>(p, exec);
-  if (p.in > kMmaWide || p.groups <= sms / 2) return launch_mma<GemvMma<R, 2, kStages>, kLimit>(p, exec);
+  if (p.in > kMmaWide || out <= kMmaFew || p.groups <= sms / 2)
+    return launch_mma<GemvMma<R, 2, kStages>, kLimit>(p, exec);
   launch_mma<GemvMma<R, 1, kStages>, kLimit>(p, exec);
 }
 
@@ -45,7 +50,7 @@ template <int R>
 void run_mma(GemvParams& p, Exec& exec) {
   if (exec.cuda->block_shared >= static_cast<int64_t>(kSharedMore))
     return run_mma<R, 9, kSharedMore>(p, exec);
-  run_mma<R, 5, kSharedLimit>(p, exec);
+  run_mma<R, R == 2 ? 3 : 5, kSharedLimit>(p, exec);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 // the A side of mma.sync m16n8k16, sixteen outputs; x is the B side, a row's terms in columns of their own. A column's
 // bits depend neither on its place nor on the other columns.
 //
-// Order of a result's sum over `in`, a matter of `in` alone:
+// Order of a result's sum over `in`, a matter of the call's weights alone:
 //   slices    of whole blocks, gemv_mma_slices(); their sums are added in ascending order
 //   blocks    of 128 columns in a slice; their sums, (low + middle) + high, are added in ascending order
 //   chunks    of 32 columns; a term's four in a block are added in ascending order
@@ -20,10 +20,10 @@
 // below 2^-7 and 2^-15 of x, and so is what they lose. Infinity has no other terms, so results are infinite or NaN where
 // float32's are (weights that are infinite themselves give NaN); a row's NaN stays in its columns.
 //
-// Weights come through a ring of copies into shared memory: many bytes in flight, few registers. Each lane reads what it
-// has copied itself: its 16 bytes are eight columns, and the order of columns above is the one in which they lie. A block
-// has its SM's ring to itself: the blocks of the next call start as those of this one end, one on each SM, and fill their
-// rings while whatever lies between runs.
+// Weights come through a ring of copies into shared memory: many bytes in flight, few registers. A lane reads 16 bytes of
+// it at once: its eight columns, and the order of columns above is the one in which they lie. A block has its SM's ring to
+// itself: the blocks of the next call start as those of this one end, one on each SM, and fill their rings while whatever
+// lies between runs.
 //
 // A block takes a range of groups of sixteen outputs; where they have more sums than shared memory holds, in rounds. A
 // warp's work is a run of units, one group in one slice, all groups of a slice before the next slice. It holds a block of
@@ -56,13 +56,22 @@ struct GemvMma {
   static constexpr int kWarps = 8, kThreads = kWarps * kWarp;
   static constexpr int kTiles = R == 2 ? 1 : R == 4 ? 2 : R / 8 * 3;
   static constexpr int kSets = R == 16 ? 2 : 1;  // of rows of which a lane has two
-  // Registers hold x of the block that comes next, too; rows of x must be aligned for loads of four floats.
-  static constexpr bool kAhead = R < 16;
+  // Of one or two rows a warp brings the terms of so many columns of x into shared memory at once. Otherwise each lane
+  // would work out all of its eight columns' terms for one of them, and where a warp has few groups, a block's products
+  // take less time than x of the next block needs to come.
+  static constexpr int kXColumns = R > 2 ? 0 : (kStages_ > 4 ? 4 : 2) * kMmaBlock;
+  static constexpr int kXLines = 3 * R;              // high, middle and low of each row
+  static constexpr int kXLine = kXColumns * 2 + 64;  // bytes; so that neighbours lie in different banks
+  // Of more rows registers hold x of the next block while this one's products are under way, if there are enough. But for
+  // sixteen rows x must be aligned for loads of four floats.
+  static constexpr bool kAhead = R == 4 || R == 8, kVectorX = R < 16;
   // Of an SM, by registers: there is one, but small kernels shall find room beside it where rows are few.
   static constexpr int kBlocks = R == 2 ? 2 : 1;
   static constexpr int kStages = kStages_;
   static constexpr int kStageBytes = G * kMmaStep * 2;  // of a warp
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kXBytes = kXColumns > 0 ? kWarps * kXLines * kXLine : 0;
+  static constexpr int kTableAt = kRingBytes + kXBytes;
   static_assert(R == 2 || R == 4 || R == 8 || R == 16);
   static constexpr int64_t table_bytes(int64_t units) { return sizeof(float) * units * N; }
 };
@@ -79,6 +88,14 @@ __device__ __forceinline__ uint32_t upper_halves(float a, float b) {
   return __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x7632);
 }
 
+// Puts a value's next term in its place. Where infinity was there is nothing left, so that only the first may meet one.
+__device__ __forceinline__ float after_high(float x) {
+  return below_upper(x);
+}
+__device__ __forceinline__ float after_middle(float x) {
+  return x - __uint_as_float(__float_as_uint(x) & 0xffff0000u);
+}
+
 // Eight columns of a row as three terms.
 struct MmaTerms {
   uint4 term[3];  // high, middle, low
@@ -88,7 +105,7 @@ struct MmaTerms {
       term[k] = make_uint4(upper_halves(v[0], v[1]), upper_halves(v[2], v[3]), upper_halves(v[4], v[5]),
                            upper_halves(v[6], v[7]));
 #pragma unroll
-      for (int i = 0; i < kLaneColumns; ++i) v[i] = below_upper(v[i]);
+      for (int i = 0; i < kLaneColumns; ++i) v[i] = k == 0 ? after_high(v[i]) : after_middle(v[i]);
     }
   }
 };
@@ -127,11 +144,77 @@ struct MmaX {
   static constexpr int kChunks = kMmaBlock / kMmaChunk;
   float raw[kChunks][K::kSets][kLaneColumns];
   uint4 v[kChunks][K::kTiles];
+  char* shared;                // the warp's, [term][row] lines
+  int staged = -K::kXColumns;  // the first column that lies there
+
+  __device__ __forceinline__ MmaX(char* memory, int warp)
+      : shared(memory + K::kRingBytes + warp * (K::kXLines * K::kXLine)) {}
+
+  // Before the first block; x of a block that does not come next must have been asked for so.
+  __device__ __forceinline__ void begin(const GemvParams& p, int first, int lane) {
+    if (K::kAhead) fetch(p, first, true, lane);
+  }
+  // Fragments of the block of columns from `first` on; if `wanted`, asks for the one from `next` on.
+  __device__ __forceinline__ void open(const GemvParams& p, int first, int next, bool wanted, int lane) {
+    if constexpr (K::kXColumns > 0) {
+      open_staged(p, first, lane);
+    } else {
+      if (!K::kAhead) fetch(p, first, true, lane);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+        for (int set = 0; set < K::kSets; ++set) place(MmaTerms(raw[c][set]), lane / 4, v[c], set);
+      }
+      if (K::kAhead) fetch(p, next, wanted, lane);
+    }
+  }
+
+  __device__ __forceinline__ void open_staged(const GemvParams& p, int first, int lane) {
+    if (first < staged || first >= staged + K::kXColumns) stage(p, first, lane);
+    const int line = lane / 4;
+    const char* from = shared + line * K::kXLine + (first - staged + lane % 4 * kLaneColumns) * 2;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      v[c][0] = make_uint4(0, 0, 0, 0);
+      if (line < K::kXLines) v[c][0] = *reinterpret_cast<const uint4*>(from + c * (kMmaChunk * 2));
+    }
+  }
+  // Columns from `in` on, and rows that are not there, are zeros.
+  __device__ __forceinline__ void stage(const GemvParams& p, int first, int lane) {
+    constexpr int kParts = K::kXColumns / (4 * kWarp);
+    float part[kParts][K::R][4];
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) {
+#pragma unroll
+      for (int r = 0; r < K::R; ++r) {
+        const int column = first + (k * kWarp + lane) * 4, row = blockIdx.y * K::R + r;
+        load_four<true>(p.x + row * p.ldx + column, column < p.in && row < p.rows, part[k][r]);
+      }
+    }
+    __syncwarp();  // what lay there has been read
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) {
+#pragma unroll
+      for (int r = 0; r < K::R; ++r) {
+        float* x = part[k][r];
+#pragma unroll
+        for (int term = 0; term < 3; ++term) {
+          char* line = shared + (term * K::R + r) * K::kXLine;
+          *reinterpret_cast<uint2*>(line + (k * kWarp + lane) * 8) =
+              make_uint2(upper_halves(x[0], x[1]), upper_halves(x[2], x[3]));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) x[i] = term == 0 ? after_high(x[i]) : after_middle(x[i]);
+        }
+      }
+    }
+    __syncwarp();
+    staged = first;
+  }
 
   // Asks for the columns from `first` on; those from `in` on, and rows that are not there, are zeros, and all if not
   // `wanted`.
   __device__ __forceinline__ void fetch(const GemvParams& p, int first, bool wanted, int lane) {
-    if (K::kAhead || p.vector_x) {
+    if (K::kVectorX || p.vector_x) {
       fetch_all<true>(p, first, wanted, lane);
     } else {
       fetch_all<false>(p, first, wanted, lane);
@@ -153,19 +236,8 @@ struct MmaX {
       }
     }
   }
-  // Makes fragments of what was fetched.
-  __device__ __forceinline__ void open(int lane) {
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-      for (int set = 0; set < K::kSets; ++set) place(MmaTerms(raw[c][set]), lane / 4, v[c], set);
-    }
-  }
   __device__ __forceinline__ static void place(const MmaTerms& x, int g, uint4 (&tile)[K::kTiles], int set) {
-    if constexpr (K::R == 2) {
-      const uint4 lower = choose(g < 6, x.term[2], make_uint4(0, 0, 0, 0));
-      tile[0] = choose(g < 2, x.term[0], choose(g < 4, x.term[1], lower));
-    } else if constexpr (K::R == 4) {
+    if constexpr (K::R == 4) {
       tile[0] = choose(g < 4, x.term[0], x.term[1]);
       tile[1] = x.term[2];
     } else {
@@ -271,11 +343,12 @@ __device__ __forceinline__ void mma_block(const GemvParams& p, const MmaRange& b
 // A warp's units of a round. Its columns of x lie in a row, whatever slices they are of.
 template <typename K>
 __device__ __forceinline__ void mma_round(const GemvParams& p, const MmaRange& b, const MmaUnits& units,
-                                          MmaStream<K>& stream, float* table, int warp, int lane) {
+                                          MmaStream<K>& stream, char* shared, float* table, int warp,
+                                          int lane) {
   const MmaPlace<K> place(lane);
-  MmaX<K> x;
+  MmaX<K> x(shared, warp);
   if (units.first == units.end) return;
-  if (K::kAhead) x.fetch(p, MmaSegment(p, b, units, units.first).column, true, lane);
+  x.begin(p, MmaSegment(p, b, units, units.first).column, lane);
 #pragma unroll 1
   for (int unit = units.first; unit < units.end;) {
     const MmaSegment s(p, b, units, unit);
@@ -283,10 +356,8 @@ __device__ __forceinline__ void mma_round(const GemvParams& p, const MmaRange& b
     float* const sums = table + (s.slice - b.first_slice) * p.block_groups * K::N;
 #pragma unroll 1
     for (int block = 0; block < s.columns; block += kMmaBlock) {
-      if (!K::kAhead) x.fetch(p, s.column + block, true, lane);
-      x.open(lane);
       const int next = block + kMmaBlock;
-      if (K::kAhead) x.fetch(p, s.column + next, next < s.columns || unit < units.end, lane);
+      x.open(p, s.column + block, s.column + next, next < s.columns || unit < units.end, lane);
       const int steps = block_steps(s.columns, block);
 #pragma unroll 1
       for (int group = s.from; group < s.to; ++group) {
@@ -303,10 +374,16 @@ __device__ __forceinline__ void mma_round(const GemvParams& p, const MmaRange& b
 template <typename K>
 __device__ __forceinline__ void mma_combine(const GemvParams& p, const MmaRange& b, int round, int groups,
                                             const float* table) {
+  constexpr int kAtOnce = K::kThreads / K::N;  // groups
+  static_assert(kAtOnce * K::N == K::kThreads);
   const int stride = p.block_groups * K::N, first_group = b.first_group + round * p.block_groups;
+  // A row's sixteen outputs side by side: so they go out together.
+  const int at = threadIdx.x / K::N, place = threadIdx.x % K::G * K::R + threadIdx.x / K::G % K::R;
   if constexpr (K::kSplit == 1) {
     __syncthreads();
-    for (int i = threadIdx.x; i < groups * K::N; i += K::kThreads) {
+#pragma unroll 2
+    for (int group = at; group < groups; group += kAtOnce) {
+      const int i = group * K::N + place;
       float t = 0.0f;
       for (int s = 0; s < b.slices; ++s) t += table[s * stride + i];
       gemv_result<K>(p, first_group, i, t);
@@ -316,8 +393,9 @@ __device__ __forceinline__ void mma_combine(const GemvParams& p, const MmaRange&
     const auto cluster = cooperative_groups::this_cluster();
     __syncwarp();  // whole warps come to the cluster's barriers together
     cluster.sync();
-    const int block = static_cast<int>(cluster.block_rank());
-    for (int i = block * K::kThreads + threadIdx.x; i < groups * K::N; i += K::kSplit * K::kThreads) {
+    for (int group = static_cast<int>(cluster.block_rank()) * kAtOnce + at; group < groups;
+         group += K::kSplit * kAtOnce) {
+      const int i = group * K::N + place;
       float t = 0.0f;
 #pragma unroll
       for (int o = 0; o < K::kSplit; ++o) {
@@ -338,7 +416,7 @@ __device__ __forceinline__ void gemv_mma(const GemvParams& p) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const MmaRange b = mma_range<K>(p);
   const int rounds = (b.groups + p.block_groups - 1) / p.block_groups;
-  float* table = reinterpret_cast<float*>(shared + K::kRingBytes);
+  float* table = reinterpret_cast<float*>(shared + K::kTableAt);
 
   MmaStream<K> stream(p, b, shared, warp, lane);
   wait_for_previous();
@@ -346,7 +424,7 @@ __device__ __forceinline__ void gemv_mma(const GemvParams& p) {
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
     const MmaUnits units = mma_units<K>(p, b, round, warp);
-    mma_round<K>(p, b, units, stream, table, warp, lane);
+    mma_round<K>(p, b, units, stream, shared, table, warp, lane);
     mma_combine<K>(p, b, round, units.groups, table);
   }
 }

@@ -5,15 +5,17 @@
 
 namespace rocket::cuda {
 
-constexpr int kMmaChunk = 32;            // columns whose weights a quad copies at once
+constexpr int kMmaChunk = 32;            // columns whose weights a quad multiplies at once
 constexpr int kMmaStep = 2 * kMmaChunk;  // a step of the ring
 constexpr int kMmaBlock = 2 * kMmaStep;  // whose terms are added
 
-// Eight slices, which a block's warps share, or sixteen of wide weights, which a cluster shares: of equal size, rounded up
-// to blocks, so that there may be fewer.
+// Eight slices, which a block's warps share, or sixteen of wide weights, which a cluster shares; of few outputs so many
+// that warps have one each. Of equal size, rounded up to blocks, so that there may be fewer.
 constexpr int kMmaWide = 4096;  // more columns are wide
-inline void gemv_mma_slices(int64_t in, int32_t& slices, int32_t& slice) {
-  const int64_t wanted = in > kMmaWide ? 16 : 8;
+constexpr int kMmaFew = 1024;   // no more outputs are few
+constexpr int kMmaSlices = 32;  // of few outputs
+inline void gemv_mma_slices(int64_t in, int64_t out, int32_t& slices, int32_t& slice) {
+  const int64_t wanted = out <= kMmaFew ? kMmaSlices : in > kMmaWide ? 16 : 8;
   slice = static_cast<int32_t>(((in + wanted - 1) / wanted + kMmaBlock - 1) / kMmaBlock * kMmaBlock);
   slices = static_cast<int32_t>((in + slice - 1) / slice);
 }
@@ -53,10 +55,10 @@ __device__ __forceinline__ int split_slice(const GemvParams& p, int block) {
 
 template <typename K>
 __device__ __forceinline__ MmaRange mma_range(const GemvParams& p) {
-  const int at = blockIdx.x / K::kSplit, of = gridDim.x / K::kSplit, block = blockIdx.x % K::kSplit;
+  const int at = blockIdx.x / K::kSplit, block = blockIdx.x % K::kSplit;
   MmaRange b;
-  b.first_group = static_cast<int>(int64_t{p.groups} * at / of);
-  b.groups = static_cast<int>(int64_t{p.groups} * (at + 1) / of) - b.first_group;
+  b.first_group = at * p.each_groups + min(at, p.more_groups);
+  b.groups = p.each_groups + (at < p.more_groups ? 1 : 0);
   b.first_slice = split_slice<K>(p, block);
   b.slices = split_slice<K>(p, block + 1) - b.first_slice;
   return b;
@@ -91,28 +93,38 @@ __device__ __forceinline__ int block_steps(int columns, int block) {
   return columns - block > kMmaStep ? 2 : 1;
 }
 
-// A warp's copies, kStages steps ahead of what it multiplies. Lane 4 * g + t copies 16 bytes of rows g and g + 8 of a group,
-// eight columns, from each of a step's two chunks, and reads them itself, so the ring needs no barriers.
+// A warp's copies, kStages steps ahead of what it multiplies. A step of a group is sixteen rows of 128 bytes, which eight
+// lanes copy, so that a copy of the warp touches four lines of memory. Lane 4 * g + t reads 16 bytes of rows g and g + 8,
+// eight columns, from each of the two chunks. Rows of odd numbers lie with their chunks the other way round: then no two of
+// the eight lanes that are served at once want the same banks.
 template <typename K>
 struct MmaStream {
-  static constexpr uint32_t kPiece = kWarp * 16;  // of a row and a chunk, all lanes
+  static constexpr uint32_t kRow = kMmaStep * 2, kCopied = 4;  // bytes; rows of a copy
   int round = 0;
   bool done = false;
   MmaUnits units{};
   int unit = 0;  // the segment's first
   int from = 0, to = 0, column = 0, columns = 0;
   int block = 0, group = 0, step = 0, steps = 0;
-  const char* at[2];  // the lane's two rows, from its first columns of the block on
-  uint32_t ring;      // the lane's place in the warp's first slot
-  uint32_t slot = 0;  // the next to take, from there
+  const char* at = nullptr;     // the first row that the lane copies, from its columns of the block on
+  int outputs = 0;              // of the part, from that row on
+  int part_groups = 0;          // of the part, from this one on
+  uint32_t from_ring, to_ring;  // the lane's places in the warp's first slot: what it reads, what it copies
+  uint32_t slot = 0;            // the next to take, from there
 
   __device__ __forceinline__ MmaStream(const GemvParams& p, const MmaRange& b, char* shared, int warp,
                                        int lane) {
-    ring = static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * (K::kStages * K::kStageBytes) +
-           lane * 16;
+    const uint32_t ring =
+        static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * (K::kStages * K::kStageBytes);
+    from_ring = ring + place(lane / 4, lane % 4);
+    to_ring = ring + place(lane / 8, lane % 8);
     open_round(p, b, warp, lane);
 #pragma unroll 1
-    for (int s = 0; s < K::kStages; ++s) fill(p, b, ring + s * K::kStageBytes, warp, lane);
+    for (int s = 0; s < K::kStages; ++s) fill(p, b, s * K::kStageBytes, warp, lane);
+  }
+  // Of a row's eighth of 16 bytes, in a slot. Another row of the same parity has its eighths in the same order.
+  __device__ __forceinline__ static uint32_t place(int row, int eighth) {
+    return row * kRow + (eighth ^ row % 2 * 4) * 16;
   }
   // This round, or the next one in which the warp has units.
   __device__ __forceinline__ void open_round(const GemvParams& p, const MmaRange& b, int warp, int lane) {
@@ -134,41 +146,45 @@ struct MmaStream {
     block = first;
     steps = block_steps(columns, block);
     group = from;
-    open_group(p, b, lane);
+    open_part(p, b, lane);
   }
-  __device__ __forceinline__ void open_group(const GemvParams& p, const MmaRange& b, int lane) {
+  // The part in which the group is: looking for it takes time, and most groups are in the part of the one before.
+  __device__ __forceinline__ void open_part(const GemvParams& p, const MmaRange& b, int lane) {
     const int here = b.first_group + round * p.block_groups + group;
     const GemvPart& part = p.part[gemv_part(p, here)];
-    const int first = (here - part.first_group) * K::G + lane / 4;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {  // where there is no such output, the last one once more
-      const int64_t output = min(first + 8 * i, part.out - 1);
-      at[i] = part.data + (output * p.in + column + block + lane % 4 * kLaneColumns) * 2;
-    }
-    step = 0;
+    const int first_group = here - part.first_group, first = first_group * K::G + lane / 8;
+    at = part.data + (int64_t{first} * p.in + column + block + lane % 8 * kLaneColumns) * 2;
+    outputs = part.out - first;
+    part_groups = (part.out + K::G - 1) / K::G - first_group;
   }
   __device__ __forceinline__ void next(const GemvParams& p, const MmaRange& b, int warp, int lane) {
     if (++step < steps) return;
-    if (++group < to) return open_group(p, b, lane);
+    step = 0;
+    if (++group < to) {
+      at += int64_t{p.in} * (K::G * 2);
+      outputs -= K::G;
+      if (--part_groups == 0) open_part(p, b, lane);
+      return;
+    }
     if (block + kMmaBlock < columns) return open_block(p, b, block + kMmaBlock, lane);
     unit += to - from;
     if (unit < units.end) return open_segment(p, b, unit, lane);
     ++round;
     open_round(p, b, warp, lane);
   }
-  __device__ __forceinline__ void fill(const GemvParams& p, const MmaRange& b, uint32_t slot_at, int warp,
+  __device__ __forceinline__ void fill(const GemvParams& p, const MmaRange& b, uint32_t to, int warp,
                                        int lane) {
     if (!done) {
-      const int first = step * kMmaStep, left = p.in - column - block - lane % 4 * kLaneColumns;
+      const int first = step * kMmaStep;
+      const bool column_there = first < p.in - column - block - lane % 8 * kLaneColumns;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          // Columns from `in` on are zeros; the address is then the weight's, from which nothing is read.
-          const bool there = first + c * kMmaChunk < left;
-          copy_async(slot_at + (c * 2 + i) * kPiece,
-                     there ? at[i] + (first + c * kMmaChunk) * 2 : p.part[0].data, there);
-        }
+      for (int i = 0; i < K::G / static_cast<int>(kCopied); ++i) {
+        // Columns from `in` on, and outputs that are not there, are zeros; the address is then the weight's, from which
+        // nothing is read.
+        const int row = i * static_cast<int>(kCopied);
+        const bool there = column_there && row < outputs;
+        copy_async(to_ring + to + row * kRow, there ? at + (int64_t{row} * p.in + first) * 2 : p.part[0].data,
+                   there);
       }
       next(p, b, warp, lane);
     }
@@ -178,12 +194,14 @@ struct MmaStream {
   __device__ __forceinline__ void take(uint4 (&raw)[2][2], const GemvParams& p, const MmaRange& b, int warp,
                                        int lane) {
     copy_wait<K::kStages - 1>();
+    __syncwarp();  // what other lanes have copied
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) raw[c][i] = read_copy(ring + slot + (c * 2 + i) * kPiece);
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t row = from_ring + slot + i * (8 * kRow);
+      raw[0][i] = read_copy(row), raw[1][i] = read_copy(row ^ kRow / 2);
     }
-    fill(p, b, ring + slot, warp, lane);
+    __syncwarp();  // all have read
+    fill(p, b, slot, warp, lane);
     slot = slot + K::kStageBytes < K::kStages * K::kStageBytes ? slot + K::kStageBytes : 0;
   }
 };
