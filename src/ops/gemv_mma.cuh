@@ -179,6 +179,15 @@ struct MmaX {
       if (line < K::kXLines) v[c][0] = *reinterpret_cast<const uint4*>(from + c * (kMmaChunk * 2));
     }
   }
+  __device__ __forceinline__ void blank(int row, int lane) {
+#pragma unroll
+    for (int term = 0; term < 3; ++term) {
+      char* line = shared + (term * K::R + row) * K::kXLine;
+#pragma unroll
+      for (int k = 0; k < K::kXColumns / (8 * kWarp); ++k)
+        *reinterpret_cast<uint4*>(line + (k * kWarp + lane) * 16) = make_uint4(0, 0, 0, 0);
+    }
+  }
   // Columns from `in` on, and rows that are not there, are zeros.
   __device__ __forceinline__ void stage(const GemvParams& p, int first, int lane) {
     constexpr int kParts = K::kXColumns / (4 * kWarp);
@@ -193,9 +202,13 @@ struct MmaX {
     }
     __syncwarp();  // what lay there has been read
 #pragma unroll
-    for (int k = 0; k < kParts; ++k) {
+    for (int r = 0; r < K::R; ++r) {
+      if (r > 0 && blockIdx.y * K::R + r >= p.rows) {
+        blank(r, lane);
+        continue;
+      }
 #pragma unroll
-      for (int r = 0; r < K::R; ++r) {
+      for (int k = 0; k < kParts; ++k) {
         float* x = part[k][r];
 #pragma unroll
         for (int term = 0; term < 3; ++term) {
@@ -370,6 +383,20 @@ __device__ __forceinline__ void mma_round(const GemvParams& p, const MmaRange& b
   }
 }
 
+// t and a block's slices from `from` on, one after the other: asked for together, as another block's take a while to come.
+__device__ __forceinline__ float add_slices(float t, const float* from, int slices, int stride) {
+  constexpr int kAtOnce = 8;
+#pragma unroll 1
+  for (int first = 0; first < slices; first += kAtOnce) {
+    float v[kAtOnce];
+#pragma unroll
+    for (int s = 0; s < kAtOnce; ++s) v[s] = first + s < slices ? from[(first + s) * stride] : 0.0f;
+#pragma unroll
+    for (int s = 0; s < kAtOnce; ++s) t += v[s];
+  }
+  return t;
+}
+
 // Adds all slices in order; table is [slices of a block][groups of a round][N]. Ends when no block needs the table.
 template <typename K>
 __device__ __forceinline__ void mma_combine(const GemvParams& p, const MmaRange& b, int round, int groups,
@@ -384,9 +411,7 @@ __device__ __forceinline__ void mma_combine(const GemvParams& p, const MmaRange&
 #pragma unroll 2
     for (int group = at; group < groups; group += kAtOnce) {
       const int i = group * K::N + place;
-      float t = 0.0f;
-      for (int s = 0; s < b.slices; ++s) t += table[s * stride + i];
-      gemv_result<K>(p, first_group, i, t);
+      gemv_result<K>(p, first_group, i, add_slices(0.0f, table + i, b.slices, stride));
     }
     __syncthreads();
   } else {
@@ -399,9 +424,8 @@ __device__ __forceinline__ void mma_combine(const GemvParams& p, const MmaRange&
       float t = 0.0f;
 #pragma unroll
       for (int o = 0; o < K::kSplit; ++o) {
-        const float* theirs = cluster.map_shared_rank(table, o);
         const int slices = split_slice<K>(p, o + 1) - split_slice<K>(p, o);
-        for (int s = 0; s < slices; ++s) t += theirs[s * stride + i];
+        t = add_slices(t, cluster.map_shared_rank(table, o) + i, slices, stride);
       }
       gemv_result<K>(p, first_group, i, t);
     }
