@@ -147,6 +147,7 @@ void banks() {
     spans.emplace_back(tables[layer]);
   }
   std::shuffle(order.begin(), order.end(), rng);
+  const int64_t all_bytes = HostBank::bytes(spans, order);
   int taken = 0;
   BankMemory memory;
   memory.take = [&](size_t bytes) {
@@ -163,10 +164,10 @@ void banks() {
   {
     int64_t reported = -1;
     const HostBank bank(spans, FakeStore(orders), order, memory, pool, [&](int64_t done, int64_t total) {
-      expect(done >= reported && total == HostBank::bytes(spans), "progress of a bank");
+      expect(done >= reported && total == all_bytes, "progress of a bank");
       reported = done;
     });
-    expect(taken > 0 && reported == HostBank::bytes(spans), "a bank takes memory and says how far it is");
+    expect(taken > 0 && reported == all_bytes, "a bank takes memory and says how far it is");
     for (int32_t layer = 0; layer < kLayers; ++layer) {
       for (int32_t e = 0; e < kExperts; ++e) {
         const SlotLayout layout = slot_layout(tables[layer][static_cast<size_t>(e)]);
@@ -180,6 +181,15 @@ void banks() {
         expect(same, "a bank's expert lies as in a slot");
       }
     }
+  }
+  {
+    std::vector<BankPiece> odd;  // those of one of several ranks
+    std::copy_if(order.begin(), order.end(), std::back_inserter(odd),
+                 [](const BankPiece& p) { return p.expert % 2 == 1; });
+    const HostBank bank(spans, FakeStore(orders), odd, memory, pool, {});
+    for (size_t i = 0; i < bank.experts().size(); ++i)
+      expect((bank.experts()[i] != nullptr) == (i % size_t{kExperts} % 2 == 1), "a bank of some experts");
+    expect(HostBank::bytes(spans, odd) < all_bytes, "which takes less");
   }
   expect(taken == 0, "a bank gives its memory back");
   orders->fail_at = orders->fetches + 20;

@@ -4,102 +4,32 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <random>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include "base/error.h"
-#include "check.h"
 #include "fabric/handshake.h"
 #include "fabric/part_exchange.h"
 #include "fabric/row_exchange.h"
 #include "fabric/wire_fabric.h"
+#include "thread_wire.h"
 
 using namespace rocket;
 
 namespace {
 
+using check::Post;
+using check::ThreadWire;
+
 void expect(bool ok, const std::string& what) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  check::expect(ok, what);
+  check::expect_of_rank(ok, what);
 }
-
-// Messages between all ranks of a test.
-struct Post {
-  std::mutex mutex;
-  std::map<std::tuple<int, int, int>, std::deque<std::string>> queue;  // from, to, channel
-  std::vector<bool> dead;                                              // sends nothing any more
-  int stops = 0;
-};
-
-class ThreadWire : public Wire {
- public:
-  ThreadWire(Post& post, int rank, int ranks) : post_(post), rank_(rank), ranks_(ranks) {}
-  const char* library() const override { return "threads"; }
-  int rank() const override { return rank_; }
-  int ranks() const override { return ranks_; }
-
-  int send(int to, int channel, const void* data, int64_t bytes, Request* request) override {
-    const std::lock_guard lock(post_.mutex);
-    *request = 0;
-    if (post_.dead[static_cast<size_t>(rank_)]) return 0;
-    post_.queue[{rank_, to, channel}].emplace_back(static_cast<const char*>(data),
-                                                   static_cast<size_t>(bytes));
-    return 0;
-  }
-  int receive(int from, int channel, void* data, int64_t bytes, Request* request) override {
-    const std::lock_guard lock(post_.mutex);
-    waiting_[++last_] = {from, channel, data, static_cast<size_t>(bytes)};
-    *request = last_;
-    return 0;
-  }
-  int test(Request* request, bool* done) override {
-    const std::lock_guard lock(post_.mutex);
-    *done = *request == 0;
-    if (*done) return 0;
-    const Receive r = waiting_.at(*request);
-    for (const auto& [other, earlier] : waiting_) {  // on each channel in the order of the receives
-      if (other < *request && earlier.from == r.from && earlier.channel == r.channel) return 0;
-    }
-    std::deque<std::string>& queue = post_.queue[{r.from, rank_, r.channel}];
-    if (queue.empty()) return 0;
-    const std::string message = std::move(queue.front());
-    queue.pop_front();
-    waiting_.erase(*request);
-    *request = 0;
-    *done = true;
-    std::memcpy(r.data, message.data(), std::min(message.size(), r.bytes));
-    return message.size() > r.bytes ? 15 : 0;
-  }
-  void abort(int) override { expect(false, "nobody aborts"); }
-  const char* error(int code) override { return code == 15 ? "message truncated" : "unknown"; }
-  int stop() override {
-    const std::lock_guard lock(post_.mutex);
-    expect(waiting_.empty(), "no receive is left when the wire stops");
-    ++post_.stops;
-    return 0;
-  }
-
- private:
-  struct Receive {
-    int from, channel;
-    void* data;
-    size_t bytes;
-  };
-  Post& post_;
-  int rank_, ranks_;
-  Request last_ = 0;
-  std::map<Request, Receive> waiting_;
-};
 
 // What each rank threw; empty where nothing.
 std::vector<std::string> on_ranks(int ranks, double limit,

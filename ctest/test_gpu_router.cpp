@@ -1,4 +1,4 @@
-// CUDA router against the CPU's: ids, weights, the count of distinct experts.
+// CUDA router against the CPU's: ids, weights, the count of distinct experts; and the choices of one of several ranks.
 #include <algorithm>
 #include <set>
 
@@ -53,6 +53,46 @@ Result run(check::Gpu& gpu, const Case& c, const std::vector<float>& logit, int6
   weight.check(what + " weight");
   distinct.check(what + " distinct");
   return result;
+}
+
+// Of several ranks each tells its own choices from the others', and counts no others.
+void check_owners(check::Gpu& gpu, const Case& c, const std::vector<float>& logit, int64_t ld,
+                  const std::vector<float>& bias, const Result& found, const std::string& what) {
+  constexpr int32_t kRanks = 3;
+  std::vector<int32_t> owner;
+  for (int32_t e = 0; e < c.experts; ++e)
+    owner.push_back(std::uniform_int_distribution<int32_t>(0, kRanks - 1)(check::rng()));
+  const check::DeviceArray<float> d_logit(gpu, logit), d_bias(gpu, bias);
+  const check::DeviceArray<int32_t> d_owner(gpu, owner);
+  const int64_t n = int64_t{c.rows} * c.topk;
+  for (int32_t rank = 0; rank < kRanks; ++rank) {
+    const check::DeviceArray<float> weight(gpu, n);
+    const check::DeviceArray<int32_t> id(gpu, n), own(gpu, n);
+    const check::DeviceArray<int64_t> distinct(gpu, std::vector<int64_t>{kCounted});
+    RouterParams p = params(c, ld);
+    p.logit = d_logit.data();
+    p.bias = d_bias.data();
+    p.id = id.data();
+    p.weight = weight.data();
+    p.distinct = distinct.data();
+    p.owner = d_owner.data();
+    p.rank = rank;
+    p.own = own.data();
+    gpu.ops.router(p, gpu.exec);
+    std::vector<int32_t> expected;
+    std::set<int32_t> mine;
+    for (const int32_t e : found.id) {
+      const bool is_own = owner[static_cast<size_t>(e)] == rank;
+      expected.push_back(is_own ? e : -1);
+      if (is_own) mine.insert(e);
+    }
+    check::equal(what + ", owners: ids", id.get().data(), found.id.data(), n);
+    check::same_bits(what + ", owners: weights", weight.get().data(), found.weight.data(), n);
+    check::equal(what + ", owners: own choices", own.get().data(), expected.data(), n);
+    check::expect(distinct.get()[0] - kCounted == static_cast<int64_t>(mine.size()),
+                  what + ", owners: distinct own experts");
+    own.check(what + " own");
+  }
 }
 
 Result on_cpu(check::Gpu& gpu, const Case& c, const std::vector<float>& logit, int64_t ld,
@@ -116,6 +156,7 @@ void check_case(check::Gpu& gpu, const Case& c) {
                2 * check::rounding(6));
   check::expect(tied * 50 <= c.rows, what + ": almost every row can be told");
   check::expect(found.distinct == static_cast<int64_t>(distinct.size()), what + ": distinct experts");
+  check_owners(gpu, c, logit, ld, bias, found, what);
   Case one = c;
   one.rows = 1;
   for (int32_t r = 0; r < c.rows; r += c.rows > 16 ? 5 : 1) {

@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "ops/table.h"
+#include "runtime/device.h"
 
 namespace rocket {
 
@@ -42,7 +44,23 @@ void take_limits(EngineOptions& options) {
   options.max_streams = static_cast<int32_t>(limits[2]);
 }
 
+int32_t device_of_rank(size_t devices) {
+  for (const char* const name : {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"}) {
+    const char* const text = std::getenv(name);
+    if (text && devices > 0) return static_cast<int32_t>(std::strtoul(text, nullptr, 10) % devices);
+  }
+  return 0;
+}
+
 namespace {
+
+// What kernels are made for: GPUs of one kind add in the same order.
+std::string cuda_kernels() {
+  const std::vector<CudaDevice> devices = cuda_devices();
+  if (devices.empty()) return "cuda";
+  const CudaDevice& device = devices[static_cast<size_t>(device_of_rank(devices.size()))];
+  return "cuda, " + device.name + ", sm_" + std::to_string(device.arch);
+}
 
 std::string shown(const CacheRequest& cache) {
   if (!cache.layer_slots.empty())
@@ -60,7 +78,7 @@ std::string shown(uint64_t fingerprint) {
 // Threads are left out: no result depends on their number.
 Paper paper(const EngineOptions& options, const glm5::Loader& loader, const std::string& backend) {
   const std::vector<int32_t>& owner = options.split.owner;
-  const std::string kernels = backend == "cpu" ? cpu_ops_isa() : backend;
+  const std::string kernels = backend == "cpu" ? cpu_ops_isa() : cuda_kernels();
   return {
       {"version", ROCKET_VERSION},
       {"fuel fingerprint", shown(loader.shapes().fingerprint)},
@@ -88,7 +106,8 @@ SessionLimits agreed(Fabric& fabric, const SessionLimits& mine) {
 }
 
 std::string about_boosters(const Fabric& fabric, const EngineInfo& info) {
-  return "boosters: " + std::to_string(fabric.ranks()) + " ranks over " + fabric.library() + "; rank 0 has " +
+  return "boosters: " + std::to_string(fabric.ranks()) + " ranks over " + fabric.library() +
+         (info.backend == "cuda" ? ", rows through pinned memory" : "") + "; rank 0 has " +
          std::to_string(info.experts_owned) + " of " +
          std::to_string(int64_t{info.moe_layers} * info.experts) + " experts, " +
          format_bytes(info.owned_bytes) + ", beside " +

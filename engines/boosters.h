@@ -18,6 +18,9 @@ void check_split(const EngineOptions& options, const glm5::Config& config);
 // Rank 0 knows what it will be asked for; where others were told nothing of that, they do as it does.
 void take_limits(EngineOptions& options);
 
+// The CUDA device of this rank among so many of its machine: ranks of one machine take one after the other.
+int32_t device_of_rank(size_t devices);
+
 // What must be the same on all ranks.
 Paper paper(const EngineOptions& options, const glm5::Loader& loader, const std::string& backend);
 

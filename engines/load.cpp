@@ -1,6 +1,7 @@
 // Chooses the engine for a fuel, plans its memory and loads it.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -112,11 +113,14 @@ CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config
   return plan_cache(request, shape, loader.slot_bytes(), numbers);
 }
 
-// Of a cache in a device's memory. One that holds all experts is filled at the start; any other has all of them behind it,
+// Of a cache in a device's memory. One that holds all of the rank's experts is filled at the start; any other has all of them behind it,
 // in the host's memory or in a slab.
 void plan_device_cache(Plan& plan, const glm5::Config& config, const glm5::Loader& loader, int32_t rows) {
   const CacheConfig& cache = plan.cache->config;
-  if (plan.cache->slots == int64_t{cache.layers} * cache.experts) {
+  const int64_t all = cache.owned.empty()
+                          ? int64_t{cache.layers} * cache.experts
+                          : std::accumulate(cache.owned.begin(), cache.owned.end(), int64_t{0});
+  if (plan.cache->slots == all) {
     plan.experts = loader.slots_bytes();
     plan.cache->about += "; they are loaded at the start, and none is streamed";
     return;
@@ -270,10 +274,6 @@ std::unique_ptr<Engine> load(EngineOptions options) {
   const std::string name = choose_backend(options.backend, &why);
   Fabric& fabric = *options.fabric;
   const bool several = fabric.ranks() > 1;
-  if (several && name != "cpu") {
-    throw PlanError("boosters: expected the cpu backend, found " + name + ": only it exchanges rows so far",
-                    "use --backend cpu, or one booster");
-  }
   glm5::Config config = glm5::read_config(options.fuel_dir);
   if (several) {
     check_split(options, config);
@@ -290,9 +290,10 @@ std::unique_ptr<Engine> load(EngineOptions options) {
       std::make_unique<glm5::Loader>(config, options.fuel_dir, streamed, options.split, fabric.rank());
   if (several) compare_papers(fabric, paper(options, *loader, name));
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
-  std::unique_ptr<Backend> backend = name == "cuda"
-                                         ? make_cuda_backend(threads_for(options), {rows, config.hidden_size})
-                                         : make_cpu_backend(threads_for(options));
+  const int32_t device = several && name == "cuda" ? device_of_rank(cuda_devices().size()) : 0;
+  std::unique_ptr<Backend> backend =
+      name == "cuda" ? make_cuda_backend(threads_for(options), {rows, config.hidden_size, device})
+                     : make_cpu_backend(threads_for(options));
   check_bank_word(options, backend->memory().host());
   const glm5::Precision precision = precision_for(options, *backend);
   Plan plan = make_plan(options, config, precision, *loader, *backend, rows);

@@ -87,11 +87,11 @@ def refuse(call: Any, kind: type[Exception]) -> None:
     raise AssertionError(f"expected {kind.__name__}")
 
 
-def run(fuel: Path, hints: bool = False, **options: Any) -> dict[str, Any] | None:
+def run(fuel: Path, hints: bool = False, backend: str = "cpu", **options: Any) -> dict[str, Any] | None:
     """On rank 0 what came out."""
     with Engine(
         fuel,
-        backend="cpu",
+        backend=backend,
         threads=1,
         max_context=160,
         max_rows=64,

@@ -384,6 +384,11 @@ void Glm5::router(size_t index, const MoeWeights& w, const MoeBuffers& b) {
   } else {
     p.distinct = distinct_;
   }
+  if (exchange_) {
+    p.owner = exchange_->owners(moe_index_[index]);
+    p.rank = info_.rank;
+    p.own = b.own;
+  }
   ops_.router(p, exec_);
 }
 

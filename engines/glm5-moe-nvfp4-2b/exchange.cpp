@@ -1,5 +1,6 @@
 // What crosses between ranks in the midst of a step: rows of experts, parts of sums, columns of logits. Where there is
 // one rank nothing does.
+#include <algorithm>
 #include <utility>
 
 #include "glm5-moe-nvfp4-2b/forward.h"
@@ -11,9 +12,18 @@ void Glm5::join(Fabric& fabric, const ExpertSplit& split) {
   for (size_t i = 0; i < config_.is_moe.size(); ++i) {
     if (config_.is_moe[i]) numbers.push_back(static_cast<int32_t>(i));
   }
-  exchange_ = std::make_unique<RowExchange>(fabric, split, config_.num_experts_per_tok, config_.hidden_size,
-                                            std::move(numbers));
-  if (config_.dense_ranks > 1) parts_ = std::make_unique<PartExchange>(fabric);
+  ExchangeConfig shape;
+  shape.split = split;
+  shape.topk = config_.num_experts_per_tok;
+  shape.hidden = config_.hidden_size;
+  shape.numbers = std::move(numbers);
+  shape.max_rows = max_rows_;
+  shape.split_dense = config_.dense_ranks > 1;
+  shape.part_floats = std::max(int64_t{max_rows_} * config_.hidden_size,
+                               logits_rows(config_, max_rows_) * int64_t{config_.head_rows()});
+  Exchange exchange = make_exchange(fabric, shape, exec_, memory());
+  exchange_ = std::move(exchange.rows);
+  parts_ = std::move(exchange.parts);
   info_.rank = fabric.rank();
 }
 

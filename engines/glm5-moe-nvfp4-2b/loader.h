@@ -42,7 +42,7 @@ class Loader {
          int32_t rank = 0);
 
   int64_t dense_bytes() const;       // resident after load()
-  int64_t slots_bytes() const;       // of all routed experts in slot layout
+  int64_t slots_bytes() const;       // of the rank's routed experts in slot layout
   int64_t slot_bytes() const;        // of a slot that holds any of them
   std::string small_digest() const;  // of norms, biases and taps: what tells one fine-tune from another
   const Weights& shapes() const {
@@ -88,6 +88,7 @@ class Loader {
   void load_host(const WeightLoader::Progress& progress);
   void move_dense(MemorySpace& memory);
   void move_experts(MemorySpace& memory);
+  bool owns(size_t layer, size_t expert) const;  // layer: number among the MoE layers
   std::vector<BankPiece> file_order() const;
   std::vector<BankPiece> bank_order(const ExpertStore& store) const;
 

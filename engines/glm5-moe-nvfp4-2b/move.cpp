@@ -18,10 +18,17 @@ int64_t aligned(int64_t bytes) {
 
 }  // namespace
 
+bool Loader::owns(size_t layer, size_t expert) const {
+  return split_.owner_of(static_cast<int32_t>(layer), static_cast<int32_t>(expert)) == rank_;
+}
+
 int64_t Loader::slots_bytes() const {
   int64_t bytes = 0;
-  for (const LayerWeights& layer : loaded_->weights.layer) {
-    for (const ExpertWeights& expert : layer.moe.experts) bytes += slot_layout(expert).bytes;
+  const std::vector<std::span<const ExpertWeights>> tables = expert_tables();
+  for (size_t layer = 0; layer < tables.size(); ++layer) {
+    for (size_t e = 0; e < tables[layer].size(); ++e) {
+      if (owns(layer, e)) bytes += slot_layout(tables[layer][e]).bytes;
+    }
   }
   return bytes;
 }
@@ -35,8 +42,14 @@ int64_t Loader::slot_bytes() const {
 
 void Loader::move_experts(MemorySpace& memory) {
   Arena slots(static_cast<size_t>(slots_bytes()), "expert slots", memory);
+  size_t moe_layer = 0;
   for (LayerWeights& layer : loaded_->weights.layer) {
-    for (ExpertWeights& expert : layer.moe.experts) {
+    std::vector<ExpertWeights>& experts = layer.moe.experts;
+    if (experts.empty()) continue;
+    const size_t number = moe_layer++;
+    for (size_t e = 0; e < experts.size(); ++e) {
+      if (!owns(number, e)) continue;
+      ExpertWeights& expert = experts[e];
       const SlotLayout layout = slot_layout(expert);
       char* const slot = static_cast<char*>(slots.take_bytes(static_cast<size_t>(layout.bytes)));
       const Weight* const parts[] = {&expert.gate, &expert.up, &expert.down};
@@ -53,7 +66,7 @@ void Loader::move_experts(MemorySpace& memory) {
   loaded_->weights.experts_in_place = false;
 }
 
-// The pieces of all streamed experts as they lie in the files.
+// The pieces of the rank's streamed experts as they lie in the files.
 std::vector<BankPiece> Loader::file_order() const {
   std::unordered_map<const SafetensorsFile*, size_t> number;
   for (const auto& file : loaded_->checkpoint->files()) number.emplace(file.get(), number.size());
@@ -61,7 +74,7 @@ std::vector<BankPiece> Loader::file_order() const {
   for (size_t layer = 0; layer < sources_.size(); ++layer) {
     const std::vector<ExpertSource>& experts = sources_[layer].experts;
     for (size_t e = 0; e < experts.size(); ++e) {
-      for (size_t piece = 0; piece < 3; ++piece) {
+      for (size_t piece = 0; piece < 3 && owns(layer, e); ++piece) {
         const Checkpoint::Entry& data = *experts[e][piece].data;
         const BankPiece what = {static_cast<int32_t>(layer), static_cast<int32_t>(e),
                                 static_cast<int32_t>(piece)};
@@ -82,8 +95,9 @@ std::vector<BankPiece> Loader::bank_order(const ExpertStore& store) const {
   if (store.pieces() > 1) return file_order();
   std::vector<BankPiece> order;
   for (size_t layer = 0; layer < sources_.size(); ++layer) {
-    for (size_t e = 0; e < sources_[layer].experts.size(); ++e)
-      order.push_back({static_cast<int32_t>(layer), static_cast<int32_t>(e), 0});
+    for (size_t e = 0; e < sources_[layer].experts.size(); ++e) {
+      if (owns(layer, e)) order.push_back({static_cast<int32_t>(layer), static_cast<int32_t>(e), 0});
+    }
   }
   return order;
 }
@@ -102,7 +116,8 @@ std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
     layers.push_back(&layer.moe);
   }
   const HostBank::Tables tables(experts.begin(), experts.end());
-  const int64_t dense = loader_->disk_bytes(), all = dense + (bank ? HostBank::bytes(tables) : 0);
+  const std::vector<BankPiece> order = bank ? bank_order(*store) : std::vector<BankPiece>();
+  const int64_t dense = loader_->disk_bytes(), all = dense + (bank ? HostBank::bytes(tables, order) : 0);
   const auto part = [&](int64_t before) -> WeightLoader::Progress {
     if (!progress) return {};
     return [&progress, before, all](int64_t done, int64_t) { progress(before + done, all); };
@@ -111,8 +126,8 @@ std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
   move_dense(memory);
   DeviceExperts device;
   if (bank) {
-    auto filled = std::make_unique<HostBank>(tables, *store, bank_order(*store), pinned_bank_memory(),
-                                             *exec.pool, part(dense));
+    auto filled =
+        std::make_unique<HostBank>(tables, *store, order, pinned_bank_memory(), *exec.pool, part(dense));
     device = make_device_stream(cache, tables, std::move(filled), memory, exec, choices);
   } else {
     DiskExperts disk;

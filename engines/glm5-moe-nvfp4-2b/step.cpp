@@ -21,6 +21,7 @@ void Glm5::forward(const StepPlan& plan) {
   if (trace_) trace_rows(plan);
   backend_->run(key, [&] { pass(step); });
   if (stream_) stream_->end_pass();
+  if (exchange_) exchange_->end_step();
   if (weights_->experts_in_place)
     loaded_->checkpoint->check_unchanged();  // before anybody sees what came of it
   if (trace_) {

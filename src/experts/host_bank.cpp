@@ -1,6 +1,7 @@
 #include "experts/host_bank.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace rocket {
@@ -11,23 +12,29 @@ constexpr int64_t kBatchBytes = int64_t{64} << 20;  // read between two reports 
 
 }  // namespace
 
-int64_t HostBank::bytes(const Tables& tables) {
+int64_t HostBank::bytes(const Tables& tables, std::span<const BankPiece> order) {
+  std::set<std::pair<int32_t, int32_t>> experts;
   int64_t bytes = 0;
-  for (const std::span<const ExpertWeights> table : tables) {
-    for (const ExpertWeights& expert : table) bytes += slot_layout(expert).bytes;
+  for (const BankPiece& p : order) {
+    if (experts.emplace(p.layer, p.expert).second)
+      bytes += slot_layout(tables[static_cast<size_t>(p.layer)][static_cast<size_t>(p.expert)]).bytes;
   }
   return bytes;
 }
 
 HostBank::HostBank(const Tables& tables, const ExpertStore& store, std::span<const BankPiece> order,
                    BankMemory memory, ThreadPool& pool, const Progress& progress)
-    : memory_(std::move(memory)), total_(bytes(tables)) {
+    : memory_(std::move(memory)), total_(bytes(tables, order)) {
   for (const std::span<const ExpertWeights> table : tables) {
     experts_a_layer_ = std::max(experts_a_layer_, table.size());
     for (const ExpertWeights& expert : table) layouts_.push_back(slot_layout(expert));
   }
+  places_.assign(layouts_.size(), nullptr);
+  experts_.assign(layouts_.size(), nullptr);
+  std::set<size_t> wanted;
+  for (const BankPiece& p : order) wanted.insert(index(p));
   try {
-    take(progress);
+    take(std::vector<size_t>(wanted.begin(), wanted.end()), progress);
     fill(store, order, pool, progress);
   } catch (...) {
     if (!store.hung()) give_back();  // else a read may still write there
@@ -39,18 +46,19 @@ HostBank::~HostBank() {
   give_back();
 }
 
-void HostBank::take(const Progress& progress) {
-  for (size_t first = 0, end = 0; first < layouts_.size(); first = end) {
+void HostBank::take(std::span<const size_t> wanted, const Progress& progress) {
+  for (size_t first = 0, end = 0; first < wanted.size(); first = end) {
     int64_t bytes = 0;
-    while (end < layouts_.size() && (end == first || bytes + layouts_[end].bytes <= kChunkBytes))
-      bytes += layouts_[end++].bytes;
+    while (end < wanted.size() && (end == first || bytes + layouts_[wanted[end]].bytes <= kChunkBytes))
+      bytes += layouts_[wanted[end++]].bytes;
     char* const base = memory_.take(static_cast<size_t>(bytes));
     chunks_.push_back(base);
     const char* const known = memory_.known_as(base);
-    for (int64_t i = static_cast<int64_t>(first), at = 0; i < static_cast<int64_t>(end); ++i) {
-      places_.push_back(base + at);
-      experts_.push_back(known + at);
-      at += layouts_[static_cast<size_t>(i)].bytes;
+    int64_t at = 0;
+    for (size_t i = first; i < end; ++i) {
+      places_[wanted[i]] = base + at;
+      experts_[wanted[i]] = known + at;
+      at += layouts_[wanted[i]].bytes;
     }
     if (progress) progress(0, total_);
   }
@@ -59,9 +67,6 @@ void HostBank::take(const Progress& progress) {
 void HostBank::fill(const ExpertStore& store, std::span<const BankPiece> order, ThreadPool& pool,
                     const Progress& progress) {
   int64_t done = 0;
-  const auto index = [&](const BankPiece& p) {
-    return static_cast<size_t>(p.layer) * experts_a_layer_ + static_cast<size_t>(p.expert);
-  };
   const auto bytes = [&](const BankPiece& p) {
     const SlotLayout& layout = layouts_[index(p)];
     if (store.pieces() == 1) return layout.stored_bytes();

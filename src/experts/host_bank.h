@@ -1,4 +1,4 @@
-// Every routed expert of a model in slot layout in the host's memory, pinned so that a device reads it by itself.
+// Every routed expert that a rank owns in slot layout in the host's memory, pinned so that a device reads it by itself.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ class HostBank {
   using Progress = std::function<void(int64_t done, int64_t total)>;
   using Tables = std::vector<std::span<const ExpertWeights>>;
 
-  // tables: of each MoE layer, for formats and shapes. order: all pieces, in the order in which they are read from the
-  // store, by all threads of the pool and a bounded number at a time. `progress` (may be empty) gets the bytes read and
+  // tables: of each MoE layer, for formats and shapes. order: all pieces of the experts that are to be there, in the
+  // order in which they are read from the store, by all threads of the pool and a bounded number at a time. `progress` (may be empty) gets the bytes read and
   // in all, 0 while memory is taken; what it throws stops the fill. Throws what the store and the memory throw.
   HostBank(const Tables& tables, const ExpertStore& store, std::span<const BankPiece> order,
            BankMemory memory, ThreadPool& pool, const Progress& progress);
@@ -37,13 +37,16 @@ class HostBank {
   HostBank(const HostBank&) = delete;
   HostBank& operator=(const HostBank&) = delete;
 
-  static int64_t bytes(const Tables& tables);  // of all experts
+  static int64_t bytes(const Tables& tables, std::span<const BankPiece> order);
 
-  // [layers * experts] where each expert lies, for the device.
+  // [layers * experts] where each expert lies, for the device; null: it is not there.
   const std::vector<const char*>& experts() const { return experts_; }
 
  private:
-  void take(const Progress& progress);
+  size_t index(const BankPiece& p) const {
+    return static_cast<size_t>(p.layer) * experts_a_layer_ + static_cast<size_t>(p.expert);
+  }
+  void take(std::span<const size_t> wanted, const Progress& progress);
   void fill(const ExpertStore& store, std::span<const BankPiece> order, ThreadPool& pool,
             const Progress& progress);
   void give_back();

@@ -29,38 +29,42 @@ void PartExchange::check(int32_t rank, const Stamp& found, const Stamp& expected
                     "start the same build of Rocket with the same fuel on all ranks");
 }
 
-// Afterwards the buffer has every rank's block, this one's too.
-void PartExchange::swap(const float* mine, int64_t rows, int64_t columns, float* buffer,
-                        const std::string& what) {
+void PartExchange::swap_blocks(int64_t rows, int64_t columns, float* buffer, const std::string& what) {
   const int32_t me = fabric_.rank(), ranks = fabric_.ranks();
-  const int64_t floats = kStampFloats + rows * columns, bytes = floats * static_cast<int64_t>(sizeof(float));
+  const int64_t count = rows * columns, bytes = (kStampFloats + count) * static_cast<int64_t>(sizeof(float));
+  const auto block = [&](int32_t r) { return part(buffer, r, count) - kStampFloats; };
   std::vector<RowBlock> blocks;  // they are no rows of experts, of which the figures tell
   for (int32_t r = 0; r < ranks; ++r) {
-    if (r != me) blocks.push_back({r, 0, buffer + r * floats, bytes});
+    if (r != me) blocks.push_back({r, 0, block(r), bytes});
   }
   fabric_.receive_rows(blocks, what + " in step " + std::to_string(step_));
   const Stamp stamp{step_, ++place_, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns)};
-  float* const own = buffer + me * floats;
-  std::memcpy(own, &stamp, sizeof stamp);
-  std::memcpy(own + kStampFloats, mine, static_cast<size_t>(rows * columns) * sizeof(float));
-  fabric_.send_rows({me, 0, own, bytes});
+  std::memcpy(block(me), &stamp, sizeof stamp);
+  fabric_.send_rows({me, 0, block(me), bytes});
   fabric_.wait_rows();
   for (int32_t r = 0; r < ranks; ++r) {
     Stamp found{};
-    std::memcpy(&found, buffer + r * floats, sizeof found);
+    std::memcpy(&found, block(r), sizeof found);
     check(r, found, stamp, what);
   }
+}
+
+void PartExchange::swap(const float* mine, int64_t rows, int64_t columns, float* buffer,
+                        const std::string& what) {
+  const int64_t count = rows * columns;
+  std::memcpy(part(buffer, fabric_.rank(), count), mine, static_cast<size_t>(count) * sizeof(float));
+  swap_blocks(rows, columns, buffer, what);
 }
 
 void PartExchange::sum(float* x, int64_t rows, int64_t columns, float* buffer, const std::string& what) {
   swap(x, rows, columns, buffer, what);
   const int64_t count = rows * columns;
   for (int32_t r = 0; r < fabric_.ranks(); ++r) {
-    const float* const part = buffer + r * (kStampFloats + count) + kStampFloats;
+    const float* const from = part(buffer, r, count);
     if (r == 0) {
-      std::memcpy(x, part, static_cast<size_t>(count) * sizeof(float));
+      std::memcpy(x, from, static_cast<size_t>(count) * sizeof(float));
     } else {
-      for (int64_t i = 0; i < count; ++i) x[i] += part[i];
+      for (int64_t i = 0; i < count; ++i) x[i] += from[i];
     }
   }
 }
@@ -70,9 +74,9 @@ void PartExchange::join(const float* mine, int64_t rows, int64_t columns, float*
   swap(mine, rows, columns, buffer, what);
   const int32_t ranks = fabric_.ranks();
   for (int32_t r = 0; r < ranks; ++r) {
-    const float* const part = buffer + r * (kStampFloats + rows * columns) + kStampFloats;
+    const float* const from = part(buffer, r, rows * columns);
     for (int64_t row = 0; row < rows; ++row) {
-      std::memcpy(all + (row * ranks + r) * columns, part + row * columns,
+      std::memcpy(all + (row * ranks + r) * columns, from + row * columns,
                   static_cast<size_t>(columns) * sizeof(float));
     }
   }

@@ -26,46 +26,42 @@ RowExchange::Stamp RowExchange::stamp() const {
           static_cast<uint64_t>(ids_.size()) / static_cast<uint64_t>(topk_), hash};
 }
 
-void RowExchange::begin(int32_t layer, std::span<const int32_t> ids, int32_t* own, float* buffer) {
+void RowExchange::expect_blocks(int32_t layer, std::span<const int32_t> ids, float* buffer) {
   layer_ = layer;
   ids_ = ids;
   buffer_ = buffer;
   rows_.assign(static_cast<size_t>(split_.ranks), 0);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const int32_t owner = split_.owner_of(layer, ids[i]);
-    own[i] = owner == fabric_.rank() ? ids[i] : -1;
-    ++rows_[static_cast<size_t>(owner)];
-  }
+  for (const int32_t id : ids) ++rows_[static_cast<size_t>(split_.owner_of(layer, id))];
   at_.clear();
   int64_t at = 0;
   std::vector<RowBlock> blocks;
   for (int32_t r = 0; r < split_.ranks; ++r) {
-    const int64_t rows = rows_[static_cast<size_t>(r)];
+    const int64_t floats = kStampFloats + rows_of(r) * hidden_;
     at_.push_back(at);
-    const int64_t floats = kStampFloats + rows * hidden_;
-    if (r != fabric_.rank() && rows > 0)
-      blocks.push_back({r, rows, buffer + at, floats * static_cast<int64_t>(sizeof(float))});
+    if (r != fabric_.rank() && rows_of(r) > 0)
+      blocks.push_back({r, rows_of(r), buffer + at, floats * static_cast<int64_t>(sizeof(float))});
     at += floats;
   }
   fabric_.receive_rows(blocks, "rows of layer " + std::to_string(numbers_[static_cast<size_t>(layer)]) +
                                    " in step " + std::to_string(step_));
 }
 
-void RowExchange::send(const float* routed) {
+void RowExchange::send_block() {
   const int32_t me = fabric_.rank();
-  const int64_t rows = rows_[static_cast<size_t>(me)];
+  const int64_t rows = rows_of(me);
   if (rows == 0) return;
-  float* to = block(me);
   const Stamp mine = stamp();
-  std::memcpy(to, &mine, sizeof mine);
-  to += kStampFloats;
-  for (size_t i = 0; i < ids_.size(); ++i) {
-    if (split_.owner_of(layer_, ids_[i]) != me) continue;
-    std::memcpy(to, routed + static_cast<int64_t>(i) * hidden_, static_cast<size_t>(hidden_) * sizeof(float));
-    to += hidden_;
-  }
+  std::memcpy(block(me), &mine, sizeof mine);
   fabric_.send_rows(
       {me, rows, block(me), (kStampFloats + rows * hidden_) * static_cast<int64_t>(sizeof(float))});
+}
+
+void RowExchange::wait_blocks() {
+  fabric_.wait_rows();
+  const Stamp expected = stamp();
+  for (int32_t r = 0; r < split_.ranks; ++r) {
+    if (r != fabric_.rank() && rows_of(r) > 0) check(r, expected);
+  }
 }
 
 void RowExchange::check(int32_t rank, const Stamp& expected) const {
@@ -81,14 +77,25 @@ void RowExchange::check(int32_t rank, const Stamp& expected) const {
                     "start the same build of Rocket with the same fuel on all ranks");
 }
 
-void RowExchange::finish(float* routed) {
-  fabric_.wait_rows();
-  const Stamp expected = stamp();
-  std::vector<const float*> from(static_cast<size_t>(split_.ranks));
-  for (int32_t r = 0; r < split_.ranks; ++r) {
-    if (r != fabric_.rank() && rows_[static_cast<size_t>(r)] > 0) check(r, expected);
-    from[static_cast<size_t>(r)] = block(r) + kStampFloats;
+void RowExchange::begin(int32_t layer, std::span<const int32_t> ids, int32_t* own, float* buffer) {
+  for (size_t i = 0; i < ids.size(); ++i) own[i] = owns(layer, ids[i]) ? ids[i] : -1;
+  expect_blocks(layer, ids, buffer);
+}
+
+void RowExchange::send(const float* routed) {
+  float* to = block(fabric_.rank()) + kStampFloats;
+  for (size_t i = 0; i < ids_.size(); ++i) {
+    if (!owns(layer_, ids_[i])) continue;
+    std::memcpy(to, routed + static_cast<int64_t>(i) * hidden_, static_cast<size_t>(hidden_) * sizeof(float));
+    to += hidden_;
   }
+  send_block();
+}
+
+void RowExchange::finish(float* routed) {
+  wait_blocks();
+  std::vector<const float*> from;
+  for (int32_t r = 0; r < split_.ranks; ++r) from.push_back(block(r) + kStampFloats);
   for (size_t i = 0; i < ids_.size(); ++i) {
     const int32_t owner = split_.owner_of(layer_, ids_[i]);
     if (owner == fabric_.rank()) continue;

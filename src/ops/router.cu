@@ -33,6 +33,15 @@ __device__ __forceinline__ void add_count(const Seen& seen, int64_t* distinct) {
     atomicAdd(reinterpret_cast<unsigned long long*>(distinct), static_cast<unsigned long long>(n));
 }
 
+// Whether a choice is of this rank's experts.
+__device__ __forceinline__ bool is_own(const RouterParams& p, int id) {
+  return !p.owner || p.owner[id] == p.rank;
+}
+// What is looked up and counted.
+__host__ __device__ __forceinline__ const int32_t* own_choices(const RouterParams& p) {
+  return p.owner ? p.own : p.id;
+}
+
 // Keys of candidates, one above float_key() so that 0 can stand for "none or taken".
 __device__ __forceinline__ uint32_t key_of(float value) {
   if (value != value) return 1;
@@ -155,7 +164,9 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) router_kernel(RouterParams p
       const int id = sorted[warp][j];
       p.id[row * p.topk + j] = id;
       p.weight[row * p.topk + j] = (p.norm_topk_prob ? score[k] / (total + 1e-20f) : score[k]) * p.scaling;
-      if (count) mark(seen, id);
+      const bool mine = is_own(p, id);
+      if (p.owner) p.own[row * p.topk + j] = mine ? id : -1;
+      if (count && mine) mark(seen, id);
     }
     __syncwarp();  // `sorted` and `choice` are free for the warp's next row
   }
@@ -203,19 +214,26 @@ __global__ void __launch_bounds__(kRankExperts)
     chosen_score[place] = score;
   }
   __syncthreads();
+  bool mine = false;
   if (e < p.topk) {
     float total = 0;
     for (int j = 0; j < p.topk; ++j) total += chosen_score[j];
     const int64_t at = int64_t{blockIdx.x} * p.topk + e;
-    p.id[at] = chosen_id[e];
+    const int id = chosen_id[e];
+    mine = is_own(p, id);
+    p.id[at] = id;
+    if (p.owner) p.own[at] = mine ? id : -1;
     p.weight[at] = (p.norm_topk_prob ? chosen_score[e] / (total + 1e-20f) : chosen_score[e]) * p.scaling;
   }
-  // One row chooses topk distinct experts. Nobody waits for the sum.
-  if (p.distinct && gridDim.x == 1 && e == 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(p.distinct), static_cast<unsigned long long>(p.topk));
+  // The choices of one row are distinct. Nobody waits for the sum.
+  if (p.distinct && gridDim.x == 1 && warp * kWarp < p.topk) {
+    const int n = __popc(__ballot_sync(kAll, mine));
+    if (lane == 0 && n > 0)
+      atomicAdd(reinterpret_cast<unsigned long long*>(p.distinct), static_cast<unsigned long long>(n));
+  }
   if (!p.slots || !is_last_block(slots.ticket)) return;
   SlotBlock block(look_up);
-  slot_lookup(slots, p.layer, p.id, int64_t{p.rows} * p.topk, look_up.scratch, block);
+  slot_lookup(slots, p.layer, own_choices(p), int64_t{p.rows} * p.topk, look_up.scratch, block);
 }
 
 constexpr int kLookUpThreads = 1024;
@@ -226,7 +244,7 @@ __global__ void __launch_bounds__(kLookUpThreads)
   wait_for_previous();
   start_next();
   SlotBlock block(look_up);
-  slot_lookup(slots, p.layer, p.id, int64_t{p.rows} * p.topk, look_up.scratch, block);
+  slot_lookup(slots, p.layer, own_choices(p), int64_t{p.rows} * p.topk, look_up.scratch, block);
 }
 static_assert(sizeof(SlotBlockShared) + sizeof(uint32_t) * kRankExperts + 1024 <= 48 * 1024);
 static_assert(kMaxExperts <= kSlotExperts);
@@ -240,7 +258,9 @@ __global__ void __launch_bounds__(kCountThreads)
   __syncthreads();
   wait_for_previous();
   start_next();
-  for (int64_t i = threadIdx.x; i < n; i += kCountThreads) mark(seen, id[i]);
+  for (int64_t i = threadIdx.x; i < n; i += kCountThreads) {
+    if (id[i] >= 0) mark(seen, id[i]);
+  }
   __syncthreads();
   add_count(seen, distinct);
 }
@@ -269,8 +289,8 @@ void router(const RouterParams& p, Exec& exec) {
   if (p.slots && slots.experts != p.experts)
     refuse("as many experts as the cache has", slots.experts, p.experts);
   const auto count = [&] {
-    launch("router", count_kernel, 1, kCountThreads, 0, exec, static_cast<const int32_t*>(p.id),
-           int64_t{p.rows} * p.topk, p.distinct);
+    launch("router", count_kernel, 1, kCountThreads, 0, exec, own_choices(p), int64_t{p.rows} * p.topk,
+           p.distinct);
   };
   if (p.groups == 1 && p.experts <= kRankExperts) {
     const int threads = (p.experts + kWarp - 1) / kWarp * kWarp;

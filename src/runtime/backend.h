@@ -50,10 +50,11 @@ class Backend {
 
 std::unique_ptr<Backend> make_cpu_backend(int threads);
 
-// On the first CUDA device. Throws DeviceError where there is none.
+// On a CUDA device. Throws DeviceError where there is none.
 struct CudaLimits {  // of what stage() is given
   int32_t max_rows = 0;
   int32_t hidden = 0;
+  int32_t device = 0;
 };
 std::unique_ptr<Backend> make_cuda_backend(int threads, const CudaLimits& limits);
 

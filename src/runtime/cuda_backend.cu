@@ -219,6 +219,7 @@ class CudaBackend : public Backend {
 
   StepView stage(const StepPlan& plan) override {
     const int32_t rows = plan.rows();
+    cuda_check(cudaSetDevice(context_.device), "device");  // this thread may be another than the one before
     HostBlock& to = host_block_[next_];
     next_ = (next_ + 1) % 2;
     cuda_check(cudaEventSynchronize(to.free), "arrays of a step");
@@ -276,7 +277,12 @@ class CudaBackend : public Backend {
     std::string why;
     const std::vector<CudaDevice> devices = cuda_devices(&why);
     if (devices.empty()) throw DeviceError("backend cuda: " + why, "use --backend cpu, or auto");
+    if (limits_.device < 0 || limits_.device >= static_cast<int32_t>(devices.size())) {
+      throw DeviceError("backend cuda: expected a device from 0 to " + std::to_string(devices.size() - 1) +
+                        ", found " + std::to_string(limits_.device));
+    }
     CudaContext context;
+    context.device = limits_.device;
     cudaDeviceProp properties{};
     cuda_check(cudaSetDevice(context.device), "device");
     cuda_check(cudaGetDeviceProperties(&properties, context.device), "device");

@@ -1,0 +1,59 @@
+// What a device does for an exchange between ranks: rows of experts into and out of blocks, parts into sums.
+//
+// A buffer has a block for each rank, in their order: a stamp, then its rows in the order of the choices. `place` says
+// where each choice's row lies, in floats. Buffers may be the host's memory, pinned, at the address that the device
+// knows; others write there between two kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/exec.h"
+
+namespace rocket::cuda {
+
+struct RowPlaces {
+  const int32_t* id = nullptr;     // [n] choices of all rows
+  const int32_t* owner = nullptr;  // [experts] the rank of each
+  int64_t n = 0;
+  int32_t ranks = 0;
+  int32_t hidden = 0;
+  int64_t stamp_floats = 0;
+  int64_t* place = nullptr;      // out [n]
+  int32_t* host_copy = nullptr;  // out [n] the choices again
+};
+// By one block. stream: a cudaStream_t; null: the ops' own.
+void place_rows(const RowPlaces& p, void* stream, Exec& exec);
+
+struct MovedRows {
+  const int32_t* own = nullptr;    // [n] the choices of this rank's experts, -1 = another's
+  const int64_t* place = nullptr;  // [n]
+  int64_t n = 0;
+  int32_t hidden = 0;
+  int64_t stamp_floats = 0;
+  float* routed = nullptr;  // [n, hidden]
+  float* buffer = nullptr;
+};
+// Own rows from `routed` into the buffer; the others' from the buffer into `routed`.
+void pack_rows(const MovedRows& p, void* stream, Exec& exec);
+void unpack_rows(const MovedRows& p, Exec& exec);
+
+struct PartSum {
+  float* x = nullptr;  // [count] in: this rank's part; out: all parts added in the order of ranks
+  int64_t count = 0;
+  const float* parts = nullptr;  // part 0; this rank's is not read
+  int64_t stride = 0;            // floats from a part to the next
+  int32_t rank = 0, ranks = 0;
+};
+void sum_parts(const PartSum& p, Exec& exec);
+
+struct PartJoin {
+  const float* mine = nullptr;  // [rows, columns]
+  int64_t rows = 0, columns = 0;
+  const float* parts = nullptr;  // as above
+  int64_t stride = 0;
+  int32_t rank = 0, ranks = 0;
+  float* all = nullptr;  // out [rows, ranks * columns]
+};
+void join_parts(const PartJoin& p, Exec& exec);
+
+}  // namespace rocket::cuda
