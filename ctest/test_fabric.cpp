@@ -317,6 +317,33 @@ void test_limits() {
   for (const std::string& error : thrown) expect(error.empty(), "no error: " + error);
 }
 
+// What devices exchange among themselves may take as long as it likes while something still comes.
+void test_watch() {
+  for (const bool dead : {true, false}) {
+    const auto thrown = on_ranks(3, 0.5, [&](WireFabric& fabric, Post& post) {
+      if (fabric.rank() == 1) {
+        if (dead) {
+          const std::lock_guard lock(post.mutex);
+          post.dead[1] = true;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        return;
+      }
+      const auto start = std::chrono::steady_clock::now();
+      const auto so_far = [&] {
+        return (std::chrono::steady_clock::now() - start) / std::chrono::milliseconds(100);
+      };
+      fabric.watch([&]() -> int64_t { return so_far() < 10 ? so_far() : -1; }, "what comes");
+      expect(so_far() >= 10, "watched to its end");
+      fabric.watch([] { return int64_t{5}; }, "rows of step 9");
+    });
+    const std::string want =
+        dead ? "from rank 1, which gives no sign of life" : "which lives but does not get there";
+    expect(has(thrown[0], "waited") && has(thrown[0], "for rows of step 9 from rank") && has(thrown[0], want),
+           "who waited for what: " + thrown[0]);
+  }
+}
+
 void test_one_that_has_left() {
   const auto thrown = on_ranks(2, 5, [&](WireFabric& fabric, Post&) {
     if (fabric.rank() == 0) {
@@ -340,6 +367,7 @@ int main() {
   test_handshake();
   test_failure_reaches_all();
   test_limits();
+  test_watch();
   test_one_that_has_left();
   return check::finish("test_fabric");
 }

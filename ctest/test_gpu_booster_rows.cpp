@@ -5,8 +5,8 @@
 #include <memory>
 #include <thread>
 
-#include "fabric/device_exchange.h"
 #include "fabric/row_kernels.h"
+#include "fabric/staged_exchange.h"
 #include "fabric/wire_fabric.h"
 #include "gpu_check.h"
 #include "thread_wire.h"
@@ -263,7 +263,7 @@ void exchanges(check::Gpu& gpu, const Case& c) {
   }
   WireFabric& fabric = *ranks.fabrics[static_cast<size_t>(c.device_rank)];
   try {
-    Exchange exchange = make_exchange(fabric, config_of(c, split), gpu.exec, gpu.memory());
+    Exchange exchange = make_staged_exchange(fabric, config_of(c, split), gpu.exec, gpu.memory());
     std::vector<std::unique_ptr<DeviceLayer>> layers;
     for (int32_t l = 0; l < kLayers; ++l) layers.push_back(std::make_unique<DeviceLayer>(gpu, c));
     const Backend::Key key = next_key(c.rows);
@@ -326,6 +326,51 @@ void places(check::Gpu& gpu, int32_t ranks, int64_t n, int32_t hidden) {
   copy.check(what);
 }
 
+// Rows out of all that another rank has sent, as they lie there, and what is noted of them.
+void takes(check::Gpu& gpu, int32_t ranks, int32_t rows, int32_t topk, int32_t hidden, int32_t wrong) {
+  if (!gpu.takes_case()) return;
+  const Case c = {ranks, 0, rows, topk, hidden, 40};
+  const ExpertSplit split = draw_split(c);
+  const Layer layer = draw_layer(c);
+  const std::vector<int32_t> owner(split.owner.begin(), split.owner.begin() + c.experts);
+  const std::vector<int32_t> own = own_of(split, 0, layer.id, 0);
+  const auto n = static_cast<int64_t>(layer.id.size());
+  const check::DeviceArray<int32_t> id(gpu, layer.id), d_owner(gpu, owner);
+  check::DeviceArray<int32_t> other(gpu, n);
+  const check::DeviceArray<float> routed(gpu, rows_of(layer.routed, own, hidden));
+  check::DeviceArray<float> sent(gpu, n * hidden);
+  check::DeviceArray<cuda::ExchangeNotes> notes(gpu, std::vector<cuda::ExchangeNotes>(1));
+  const std::string what = "rows taken, " + describe(c);
+  int64_t others = 0;
+  for (int32_t from = 1; from < ranks; ++from) {
+    std::vector<int32_t> their = layer.id;
+    for (int32_t i = 0; i < wrong; ++i) ++their[static_cast<size_t>(i) * 2];
+    other.set(their);
+    sent.set(rows_of(layer.routed, own_of(split, 0, layer.id, from), hidden));
+    cuda::TakenRows p;
+    p.id = id.data();
+    p.other_id = other.data();
+    p.owner = d_owner.data();
+    p.n = n;
+    p.hidden = hidden;
+    p.from = from;
+    p.rows = sent.data();
+    p.routed = routed.data();
+    p.notes = notes.data();
+    cuda::take_rows(p, nullptr, gpu.exec);
+    cuda::note_reached(notes.data(), gpu.exec);
+    const cuda::ExchangeNotes found = notes.get()[0];
+    check::expect(found.own == std::count_if(own.begin(), own.end(), [](int32_t e) { return e >= 0; }),
+                  what + ": own choices are counted");
+    check::expect(found.wrong == wrong && found.taken > 0 && found.reached >= found.taken, what + ": notes");
+    others += found.others;
+  }
+  check::expect(others == std::count(own.begin(), own.end(), -1), what + ": the others' are counted");
+  check::same_bits(what, routed.get().data(), layer.routed.data(), routed.count());
+  routed.check(what);
+  notes.check(what);
+}
+
 // Nobody answers: the step ends within the limit and says who waited for what, and so do steps after it.
 void silence(check::Gpu& gpu) {
   const Case c = {2, 0, 3, 2, 16, 6, Owners::kNoneMine};
@@ -336,7 +381,7 @@ void silence(check::Gpu& gpu) {
     const std::lock_guard lock(ranks.post.mutex);
     ranks.post.dead[1] = true;
   }
-  Exchange exchange = make_exchange(*ranks.fabrics[0], config_of(c, split), gpu.exec, gpu.memory());
+  Exchange exchange = make_staged_exchange(*ranks.fabrics[0], config_of(c, split), gpu.exec, gpu.memory());
   DeviceLayer d(gpu, c);
   d.set(c, split, 0, layer);
   const Backend::Key key = next_key(c.rows);
@@ -374,6 +419,12 @@ void all(check::Gpu& gpu) {
     }
     exchanges(gpu, {ranks, 1, 4, 8, 4096, 288, Owners::kMixed, 4096});
     exchanges(gpu, {ranks, 0, 130, 8, 256, 288});  // too many rows to be recorded
+  }
+  for (const int32_t ranks : {2, 3}) {
+    for (const int32_t wrong : {0, 2}) {
+      takes(gpu, ranks, 5, 4, 64, wrong);
+      takes(gpu, ranks, 40, 8, 21, wrong);
+    }
   }
   silence(gpu);
 }

@@ -105,11 +105,10 @@ SessionLimits agreed(Fabric& fabric, const SessionLimits& mine) {
   return {limits[0], static_cast<int32_t>(limits[1]), static_cast<int32_t>(limits[2]), limits[3]};
 }
 
-std::string about_boosters(const Fabric& fabric, const EngineInfo& info) {
+std::string about_boosters(const Fabric& fabric, const EngineInfo& info, const std::string& exchange) {
   return "boosters: " + std::to_string(fabric.ranks()) + " ranks over " + fabric.library() +
-         (info.backend == "cuda" ? ", rows through pinned memory" : "") + "; rank 0 has " +
-         std::to_string(info.experts_owned) + " of " +
-         std::to_string(int64_t{info.moe_layers} * info.experts) + " experts, " +
+         (exchange.empty() ? "" : ", " + exchange) + "; rank 0 has " + std::to_string(info.experts_owned) +
+         " of " + std::to_string(int64_t{info.moe_layers} * info.experts) + " experts, " +
          format_bytes(info.owned_bytes) + ", beside " +
          (info.split_dense ? "its share of the dense weights, " : "the dense weights, ") +
          format_bytes(info.dense_bytes);

@@ -27,7 +27,7 @@ Paper paper(const EngineOptions& options, const glm5::Loader& loader, const std:
 // What each rank has room for may differ; what streams are granted must not.
 SessionLimits agreed(Fabric& fabric, const SessionLimits& mine);
 
-// For people.
-std::string about_boosters(const Fabric& fabric, const EngineInfo& info);
+// For people. exchange: how rows cross; empty: there is only one way.
+std::string about_boosters(const Fabric& fabric, const EngineInfo& info, const std::string& exchange);
 
 }  // namespace rocket

@@ -335,11 +335,11 @@ std::unique_ptr<Engine> load(EngineOptions options) {
   }
   const SessionLimits limits{plan.max_context, plan.max_rows, plan.max_streams, state_budget(plan, on)};
   if (!several) return std::make_unique<Session>(std::move(model), limits);
-  model->join(fabric, options.split);
+  const std::string exchange = model->join(fabric, options.split);
   fabric.clear_figures();
   auto session = std::make_unique<Session>(std::move(model), agreed(fabric, limits));
   if (fabric.rank() == 0) {
-    session->info().choices.push_back(about_boosters(fabric, session->info()));
+    session->info().choices.push_back(about_boosters(fabric, session->info(), exchange));
     return std::make_unique<Lead>(std::move(session), options.fabric);
   }
   if (config.dense_ranks == 1) session->set_silent();  // else each rank has rows of lm_head

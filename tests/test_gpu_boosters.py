@@ -28,6 +28,7 @@ from mpi_tools import (
     wait_for_none,
     with_pid,
 )
+from rocket import _core
 from test_booster_dense import close, fuel_of, limit
 from test_booster_runs import GRACE, LONG, PROMPT
 from test_boosters import PROGRAM, SPARKLER, check_boosters, same, write_split
@@ -115,14 +116,14 @@ def test_decode_prints_what_one_booster_prints(tmp_path: Path) -> None:
     assert found.out == one.out
     logits = [load_file(file)["logits"] for file in files]
     assert np.array_equal(logits[0].view(np.uint32), logits[1].view(np.uint32))
-    assert re.search(r"^boosters: 2 ranks over .*through pinned memory", found.err, re.M)
+    assert re.search(r"^boosters: 2 ranks over .*, rows (through pinned memory|over NCCL)", found.err, re.M)
     whole = json.loads(decode_ranks(2, *options, "--json", "--quiet").out)
     assert all(booster["rows_sent"] > 0 and booster["wait_ms"] > 0 for booster in whole["boosters"])
 
 
 def broken_run(rank: int, number: signal.Signals) -> tuple[int, str, float]:
     """Status and output of a run of which a rank gets a signal while it decodes, and how long it went on."""
-    options = ("--boosters", "2", "--threads", "1", "--booster-wait", "4", "--backend", "cuda", "--quiet")
+    options = ("--boosters", "2", "--threads", "1", "--booster-wait", "8", "--backend", "cuda", "--quiet")
     run, mark = start_ranks([(2, (*DECODE, *options, *LONG))])
     try:
         assert run.stdout is not None
@@ -139,11 +140,31 @@ def broken_run(rank: int, number: signal.Signals) -> tuple[int, str, float]:
         end_ranks(mark)
 
 
+def test_both_ways_to_exchange_give_the_same_bits(tmp_path: Path) -> None:
+    """Between two GPUs through NCCL, and through the host's memory."""
+    if len(_core.cuda_devices()[0]) < 2:
+        pytest.skip("NOT RUN OVER NCCL: it takes two GPUs, and here is one")
+    options = (*PROMPT, "--tokens", "40", "--backend", "cuda")
+    found: dict[str, Any] = {}
+    for way, off in (("over NCCL", "0"), ("through pinned memory", "1")):
+        file = tmp_path / way.replace(" ", "-")
+        for dense in ((), ("--split-dense",)):
+            arguments = (*options, *dense, "--logits-out", str(file))
+            done = decode_ranks(2, *arguments, env={"ROCKET_NO_NCCL": off})
+            assert done.status == 0, done.err
+            assert f", rows {way}" in done.err
+            found[way, dense] = (done.out, load_file(file)["logits"])
+    for dense in ((), ("--split-dense",)):
+        one, other = (found[way, dense] for way in ("over NCCL", "through pinned memory"))
+        assert one[0] == other[0]
+        assert np.array_equal(one[1].view(np.uint32), other[1].view(np.uint32))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_stalls_ends_the_run(rank: int) -> None:
     status, err, seconds = broken_run(rank, signal.SIGSTOP)
     assert status == 1, err
-    assert seconds < 4 + GRACE, err
+    assert seconds < 8 + GRACE, err
     assert re.search(
         rf"error: boosters: rank \d waited [\d.]+ s for .* from rank {rank}, which gives no sign", err
     )
@@ -153,4 +174,4 @@ def test_a_rank_that_stalls_ends_the_run(rank: int) -> None:
 def test_a_rank_that_is_killed_ends_the_run() -> None:
     status, err, seconds = broken_run(1, signal.SIGKILL)
     assert status != 0, err
-    assert seconds < 4 + GRACE, err
+    assert seconds < 8 + GRACE, err

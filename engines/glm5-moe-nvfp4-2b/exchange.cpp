@@ -1,13 +1,14 @@
 // What crosses between ranks in the midst of a step: rows of experts, parts of sums, columns of logits. Where there is
 // one rank nothing does.
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "glm5-moe-nvfp4-2b/forward.h"
 
 namespace rocket::glm5 {
 
-void Glm5::join(Fabric& fabric, const ExpertSplit& split) {
+std::string Glm5::join(Fabric& fabric, const ExpertSplit& split) {
   std::vector<int32_t> numbers;
   for (size_t i = 0; i < config_.is_moe.size(); ++i) {
     if (config_.is_moe[i]) numbers.push_back(static_cast<int32_t>(i));
@@ -25,6 +26,7 @@ void Glm5::join(Fabric& fabric, const ExpertSplit& split) {
   exchange_ = std::move(exchange.rows);
   parts_ = std::move(exchange.parts);
   info_.rank = fabric.rank();
+  return exchange.about;
 }
 
 void Glm5::share_rows(size_t index, MoeBuffers& b) {

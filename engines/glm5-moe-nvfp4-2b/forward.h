@@ -40,7 +40,8 @@ class Glm5 : public Model {
   const EngineInfo& info() const override { return info_; }
   EngineInfo& info() { return info_; }
   // Before the first step, where several ranks share the experts, and with a share's config the dense weights.
-  void join(Fabric& fabric, const ExpertSplit& split);
+  // Gives back how rows cross, for people.
+  std::string join(Fabric& fabric, const ExpertSplit& split);
   uint64_t fingerprint() const override { return loaded_->weights.fingerprint; }
   int32_t max_logits_rows() const override { return logits_rows(config_, max_rows_); }
   MemorySpace& memory() override { return backend_->memory(); }

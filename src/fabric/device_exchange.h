@@ -5,10 +5,16 @@
 // beside the rows, and comes along with them, so that only rows which cross are sent, by the same protocol as the
 // CPU's. The host's part is a call in the recorded step (host_lane.h): a rank that waits leaves its device to others, even
 // to a rank that shares it.
+//
+// Over NCCL, where every rank has a device of its own and the library: a recorded step cannot know how many rows cross,
+// so messages are of the size that all choices together may need, and no row is packed: each rank sends its rows as
+// they lie, [rows, topk, hidden], and takes from each other those which that one owns. Its choices come along, to find a
+// rank that is out of step.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/memory_space.h"
@@ -30,9 +36,10 @@ struct ExchangeConfig {
 struct Exchange {
   std::unique_ptr<RowExchange> rows;
   std::unique_ptr<PartExchange> parts;  // null without split_dense
+  std::string about;                    // for people: how rows cross; empty: as they lie
 };
 
-// Fabric, memory and exec's device outlive it. Throws DeviceError, PlanError.
+// Fabric, memory and exec's device outlive it. All ranks take the same way. Throws DeviceError, PlanError.
 Exchange make_exchange(Fabric& fabric, const ExchangeConfig& config, const Exec& exec, MemorySpace& memory);
 
 }  // namespace rocket

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,10 @@ class Fabric {
   virtual void receive_rows(std::span<const RowBlock> blocks, const std::string& what) = 0;
   virtual void send_rows(const RowBlock& mine) = 0;  // to all other ranks
   virtual void wait_rows() = 0;                      // until both are done
+  // For rows that devices exchange among themselves. Waits until look() gives a number below 0; while it gives others,
+  // something still comes. Throws as wait_rows().
+  virtual void watch(const std::function<int64_t()>& look, const std::string& what) = 0;
+  virtual void count_rows(const FabricFigures& more) = 0;
   virtual const FabricFigures& figures() const = 0;
   virtual void clear_figures() = 0;
 

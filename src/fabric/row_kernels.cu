@@ -80,6 +80,53 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(MovedRows p) {
   for (int u = threadIdx.x; u < p.hidden / kFloats; u += kThreads) to[u] = __ldcv(from + u);
 }
 
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+// The first block, beside its row: counts choices, and compares them with the other rank's.
+__device__ __forceinline__ void take_notes(const TakenRows& p) {
+  __shared__ int own, others, wrong;
+  if (threadIdx.x == 0) own = others = wrong = 0;
+  __syncthreads();
+  int my_own = 0, my_others = 0, my_wrong = 0;
+  for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
+    const int32_t id = p.id[i], owner = p.owner[id];
+    my_own += owner == p.rank;
+    my_others += owner == p.from;
+    my_wrong += p.other_id[i] != id;
+  }
+  atomicAdd(&own, my_own);
+  atomicAdd(&others, my_others);
+  atomicAdd(&wrong, my_wrong);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  p.notes->own = own;
+  p.notes->others = others;
+  p.notes->wrong = wrong;
+  p.notes->taken = nanoseconds();
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) take_kernel(TakenRows p) {
+  constexpr int kFloats = sizeof(T) / sizeof(float);
+  wait_for_previous();
+  const int64_t i = blockIdx.x;
+  if (i == 0) take_notes(p);
+  if (p.owner[p.id[i]] != p.from) return;
+  const T* from = reinterpret_cast<const T*>(p.rows + i * p.hidden);
+  T* to = reinterpret_cast<T*>(p.routed + i * p.hidden);
+  for (int u = threadIdx.x; u < p.hidden / kFloats; u += kThreads) to[u] = from[u];
+}
+
+__global__ void reached_kernel(ExchangeNotes* notes) {
+  wait_for_previous();
+  start_next();
+  if (threadIdx.x == 0) notes->reached = nanoseconds();
+}
+
 __global__ void __launch_bounds__(kThreads) sum_parts_kernel(PartSum p) {
   wait_for_previous();
   start_next();
@@ -141,6 +188,19 @@ void unpack_rows(const MovedRows& p, Exec& exec) {
   if (exec.measure || p.n <= 0) return;
   const auto kernel = in_fours(p) ? unpack_kernel<float4> : unpack_kernel<float>;
   launch_on("rows of other ranks", kernel, p.n, kThreads, p, nullptr, exec);
+}
+
+void take_rows(const TakenRows& p, void* stream, Exec& exec) {
+  if (exec.measure || p.n <= 0) return;
+  const bool fours = p.hidden % 4 == 0 && reinterpret_cast<uintptr_t>(p.rows) % 16 == 0 &&
+                     reinterpret_cast<uintptr_t>(p.routed) % 16 == 0;
+  const auto kernel = fours ? take_kernel<float4> : take_kernel<float>;
+  launch_on("rows of other ranks", kernel, p.n, kThreads, p, stream, exec);
+}
+
+void note_reached(ExchangeNotes* notes, Exec& exec) {
+  if (exec.measure) return;
+  launch("rows of other ranks", reached_kernel, 1, kWarp, 0, exec, notes);
 }
 
 void sum_parts(const PartSum& p, Exec& exec) {

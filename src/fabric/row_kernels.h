@@ -37,6 +37,31 @@ struct MovedRows {
 void pack_rows(const MovedRows& p, void* stream, Exec& exec);
 void unpack_rows(const MovedRows& p, Exec& exec);
 
+// Of one exchange over NCCL, written by the device into pinned memory. 0 at first.
+struct ExchangeNotes {
+  uint64_t taken = 0;    // when the rows were there, in nanoseconds of the device's clock
+  uint64_t reached = 0;  // when the ops' stream needed them
+  int32_t own = 0;       // choices of this rank's experts, and of the other's
+  int32_t others = 0;
+  int32_t wrong = 0;  // of the other rank's choices, how many are not this rank's
+};
+
+// Rows of rank `from` out of all that it has sent, [n, hidden], to their places.
+struct TakenRows {
+  const int32_t* id = nullptr;        // [n] choices of all rows
+  const int32_t* other_id = nullptr;  // [n] as `from` has them
+  const int32_t* owner = nullptr;     // [experts]
+  int64_t n = 0;
+  int32_t hidden = 0;
+  int32_t rank = 0, from = 0;
+  const float* rows = nullptr;
+  float* routed = nullptr;  // [n, hidden]
+  ExchangeNotes* notes = nullptr;
+};
+void take_rows(const TakenRows& p, void* stream, Exec& exec);
+// Writes `reached`, on the ops' stream.
+void note_reached(ExchangeNotes* notes, Exec& exec);
+
 struct PartSum {
   float* x = nullptr;  // [count] in: this rank's part; out: all parts added in the order of ranks
   int64_t count = 0;

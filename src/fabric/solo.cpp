@@ -15,6 +15,8 @@ class SoloFabric : public Fabric {
   void receive_rows(std::span<const RowBlock>, const std::string&) override {}
   void send_rows(const RowBlock&) override {}
   void wait_rows() override {}
+  void watch(const std::function<int64_t()>&, const std::string&) override {}
+  void count_rows(const FabricFigures&) override {}
   const FabricFigures& figures() const override { return figures_; }
   void clear_figures() override {}
   void tell(std::string_view) override {}

@@ -272,6 +272,41 @@ void WireFabric::wait_rows() {
   figures_.wait_seconds += seconds_since(start);
 }
 
+void WireFabric::watch(const std::function<int64_t()>& look, const std::string& what) {
+  Clock::time_point start = Clock::now(), last = start;
+  int64_t seen = -1;
+  for (int64_t turn = 0;; ++turn) {
+    const int64_t found = look();
+    if (found < 0) return;
+    {
+      const std::lock_guard lock(mutex_);
+      const bool stood_still = seconds_since(last) > kStoppedSeconds;
+      last = Clock::now();
+      if (stood_still) {
+        for (Peer& peer : peers_) peer.heard = last;
+      }
+      if (stood_still || found != seen) start = last;
+      seen = found;
+      if (turn % 16 == 15) {
+        poll();
+        check();
+        each_other([&](int32_t r) {  // whoever is silent is to blame
+          const Peer& peer = peers_[static_cast<size_t>(r)];
+          if (peer.gone || seconds_since(peer.heard) > limit_) overdue(r, what, start, Patience::kNone);
+        });
+        each_other([&](int32_t r) { overdue(r, what, start, Patience::kNone); });
+      }
+    }
+    pause_for(seconds_since(start));
+  }
+}
+
+void WireFabric::count_rows(const FabricFigures& more) {
+  figures_.rows_sent += more.rows_sent;
+  figures_.rows_received += more.rows_received;
+  figures_.wait_seconds += more.wait_seconds;
+}
+
 // --- messages -------------------------------------------------------------------------------------------------
 
 // A message begins with its length. What does not fit into the first piece follows in a second.

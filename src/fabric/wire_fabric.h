@@ -31,6 +31,8 @@ class WireFabric : public Fabric {
   void receive_rows(std::span<const RowBlock> blocks, const std::string& what) override;
   void send_rows(const RowBlock& mine) override;
   void wait_rows() override;
+  void watch(const std::function<int64_t()>& look, const std::string& what) override;
+  void count_rows(const FabricFigures& more) override;
   const FabricFigures& figures() const override { return figures_; }
   void clear_figures() override { figures_ = {}; }
   void tell(std::string_view message) override;
