@@ -54,6 +54,9 @@ if(ROCKET_PYTHON_BUILT)
 endif()
 if(TARGET rocket_mpi)
   set_target_properties(rocket_mpi PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${package_dir})
+  if(ROCKET_PYTHON_BUILT)
+    add_dependencies(_core rocket_mpi)  # which it loads from beside itself
+  endif()
 endif()
 # Links, so that an edit of the sources is seen without a build.
 file(GLOB package_files CONFIGURE_DEPENDS RELATIVE ${ROCKET_ROOT}/python/rocket ${ROCKET_ROOT}/python/rocket/*)
