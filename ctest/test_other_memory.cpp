@@ -1,11 +1,17 @@
 // An engine whose memory the host cannot follow: what moves there, what is copied and read back. The memory is the
 // host's in truth, so that the CPU's ops can run on it.
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "check.h"
+#include "fabric/wire_fabric.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
 #include "runtime/session.h"
+#include "thread_wire.h"
 
 namespace {
 
@@ -15,6 +21,7 @@ class OtherMemory : public MemorySpace {
  public:
   void* allocate(size_t bytes, const char* what) override {
     ++blocks;
+    if (std::string(what) == "expert slots") slots_bytes += bytes;
     return host_memory().allocate(bytes, what);
   }
   void release(void* memory) override {
@@ -27,6 +34,7 @@ class OtherMemory : public MemorySpace {
   bool host() const override { return false; }
 
   int blocks = 0;
+  size_t slots_bytes = 0;
 };
 
 class OtherBackend : public Backend {
@@ -109,11 +117,66 @@ void all(const std::string& fuel) {
   check::expect(memory.blocks == 0, "all of the other memory is given back");
 }
 
+// Two ranks, each with its own experts in such a memory.
+void ranks(const std::string& fuel) {
+  const glm5::Config config = glm5::read_config(fuel);
+  const auto layers = std::count(config.is_moe.begin(), config.is_moe.end(), true);
+  ExpertSplit split{2, config.n_routed_experts, {}};
+  for (int64_t i = 0; i < layers * config.n_routed_experts; ++i)
+    split.owner.push_back(static_cast<int32_t>(i % 3 == 0));
+  check::Post post;
+  post.dead.resize(2);
+  OtherMemory memory[2], whole;
+  std::vector<std::vector<float>> logits(3);
+  std::string error[2];
+  const Step step{{row(5, 0), row(6, 0), row(9, 1), row(11, 1)}};
+  const auto run = [&](Session& session, std::vector<float>& to) {
+    session.open();
+    session.open();
+    session.step(step);
+    to.assign(session.logits(), session.logits() + 4 * session.info().vocab);
+  };
+  {
+    Loaded alone(std::make_unique<OtherBackend>(whole), fuel, false);
+    run(*alone.session, logits[2]);
+  }
+  std::vector<std::thread> threads;
+  check::ThreadWire wires[] = {{post, 0, 2}, {post, 1, 2}};
+  WireFabric fabrics[] = {WireFabric(wires[0]), WireFabric(wires[1])};
+  for (size_t r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        auto backend = std::make_unique<OtherBackend>(memory[r]);
+        glm5::Loader loader(config, fuel, false, split, static_cast<int32_t>(r));
+        auto weights = loader.load(backend->memory(), {});
+        auto model = std::make_unique<glm5::Glm5>(config, glm5::Precision{}, std::move(weights),
+                                                  std::move(backend), 64, 256);
+        model->join(fabrics[r], split);
+        Session session(std::move(model), SessionLimits{256, 64, 4, 256 << 20});
+        run(session, logits[r]);
+        fabrics[r].leave();
+      } catch (const Error& e) {
+        error[r] = e.what();
+        fabrics[r].fail(e.what(), "");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t r = 0; r < 2; ++r) {
+    check::expect(error[r].empty() && logits[r] == logits[2], "the logits of one rank: " + error[r]);
+    check::expect(memory[r].blocks == 0, "a rank gives its memory back");
+  }
+  check::expect(memory[0].slots_bytes + memory[1].slots_bytes == whole.slots_bytes &&
+                    memory[1].slots_bytes * 3 == whole.slots_bytes,
+                "each rank has its own experts only");
+}
+
 }  // namespace
 
 int main() {
   try {
     all(ROCKET_SPARKLER);
+    ranks(ROCKET_SPARKLER);
   } catch (const std::exception& e) {
     check::expect(false, std::string("unexpected exception: ") + e.what());
   }
