@@ -1,8 +1,9 @@
 // What an exchange between ranks has in pinned memory. For .cu files.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "base/memory.h"
@@ -10,24 +11,28 @@
 
 namespace rocket {
 
-// Pinned memory of the host that the device knows.
+// Zeroed memory of the host that the device knows. It is the process's own, pinned afterwards: MPI libraries read blocks
+// out of another process's memory, which the kernel need not allow where a driver has mapped it.
 class Pinned {
  public:
-  explicit Pinned(int64_t bytes) {
-    const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 64));
-    const cudaError_t status = cudaHostAlloc(&host_, size, cudaHostAllocMapped | cudaHostAllocPortable);
-    if (status == cudaErrorMemoryAllocation) {
+  explicit Pinned(int64_t bytes)
+      : bytes_(static_cast<size_t>((std::max<int64_t>(bytes, 1) + 4095) / 4096 * 4096)) {
+    host_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (host_ == MAP_FAILED) refuse();
+    const cudaError_t status =
+        cudaHostRegister(host_, bytes_, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (status != cudaSuccess) {
+      munmap(host_, bytes_);
       cudaGetLastError();
-      throw PlanError("boosters: the system refused " + format_bytes(bytes) +
-                          " of pinned memory for what crosses between ranks",
-                      "free memory, raise the container's limit of locked memory, or lower --prefill-chunk");
+      if (status == cudaErrorMemoryAllocation) refuse();
+      cuda_check(status, "boosters: pinned memory");
     }
-    cuda_check(status, "boosters");
-    std::memset(host_, 0, size);
-    cuda_check(cudaHostGetDevicePointer(&device_, host_, 0), "boosters");
+    cuda_check(cudaHostGetDevicePointer(&device_, host_, 0), "boosters: pinned memory");
   }
   ~Pinned() {
-    if (!kept_) cudaFreeHost(host_);
+    if (kept_) return;
+    cudaHostUnregister(host_);
+    munmap(host_, bytes_);
   }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
@@ -43,6 +48,13 @@ class Pinned {
   }
 
  private:
+  [[noreturn]] void refuse() const {
+    throw PlanError("boosters: the system refused " + format_bytes(static_cast<int64_t>(bytes_)) +
+                        " of pinned memory for what crosses between ranks",
+                    "free memory, raise the container's limit of locked memory, or lower --prefill-chunk");
+  }
+
+  size_t bytes_;
   void* host_ = nullptr;
   void* device_ = nullptr;
   bool kept_ = false;
