@@ -64,6 +64,16 @@ class SourceStore : public ExpertStore {
   }
 };
 
+// The same, but for one byte of one expert.
+class OtherStore : public SourceStore {
+ public:
+  void fetch(int32_t layer, int32_t expert, int32_t piece, const SlotLayout& layout,
+             void* slot) const override {
+    SourceStore::fetch(layer, expert, piece, layout, slot);
+    if (layer == 1 && expert == 6 && piece == 0) static_cast<char*>(slot)[11] ^= 1;
+  }
+};
+
 struct Fuel {
   Fuel() {
     for (int32_t layer = 0; layer < kLayers; ++layer) {
@@ -167,7 +177,7 @@ void round_trip(const Fuel& fuel, const std::string& dir) {
     store.fetch_all(0, {});
   }
   ::unsetenv("ROCKET_IO_URING");
-  verify_slab(dir, fuel.plan(), fuel.tables, {});
+  verify_slab(dir, fuel.plan(), SourceStore(), fuel.tables, {});
 }
 
 void bad_readers(const Fuel& fuel, const std::string& dir) {
@@ -276,7 +286,7 @@ void refused(const Fuel& fuel) {
   of("cut in its header", {"truncated", "header"}, cut(100), mine);
   of("cut by a byte", {"truncated: expected", "found"}, cut(mine.file_bytes - 1), mine);
   of("grown", {"damaged: expected", "found"}, cut(mine.file_bytes + 4096), mine);
-  of("another version", {"version 1", "version 3"}, [](const std::string& path) { flip(path, 8, 2); }, mine);
+  of("another version", {"version 2", "version 3"}, [](const std::string& path) { flip(path, 8, 1); }, mine);
   of(
       "layers beyond reason", {"MoE layers", "do not go with"},
       [](const std::string& path) { flip(path, 15, 64); }, mine);
@@ -293,8 +303,13 @@ void refused(const Fuel& fuel) {
   const TempDir dir;
   fuel.write(dir.path());
   flip(slab_path(dir.path()), mine.at(1, 2).at + 77);
-  throws<FuelError>("verified", [&] { verify_slab(dir.path(), mine, fuel.tables, {}); },
+  throws<FuelError>("verified", [&] { verify_slab(dir.path(), mine, SourceStore(), fuel.tables, {}); },
                     {"expert 2 of layer 5", "checksum"});
+  const TempDir whole;
+  fuel.write(whole.path());
+  throws<FuelError>("a slab whose fuel has another byte",
+                    [&] { verify_slab(whole.path(), mine, OtherStore(), fuel.tables, {}); },
+                    {"expert 6 of layer 5", "not those of the fuel", "differ at byte 11 of"});
 }
 
 void writing(const Fuel& fuel) {

@@ -42,7 +42,10 @@ class Glm5Slab final : public FuelSlab {
     write_slab(dir_, header_, *store, tables_, progress);
   }
 
-  void verify(const Progress& progress) override { verify_slab(dir_, header_, tables_, progress); }
+  void verify(const Progress& progress) override {
+    const std::unique_ptr<ExpertStore> store = loader_.checkpoint_store();
+    verify_slab(dir_, header_, *store, tables_, progress);
+  }
 
  private:
   std::string dir_;

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_written_once(tmp_path: Path) -> None:
     assert "are there already" in again.err
     whole = run_rocket("fuel", "slab", "sparkler", str(folder), "--verify")
     assert whole.status == 0
-    assert "agree with their checksums" in whole.err
+    assert "agree with the fuel, byte for byte" in whole.err
     after = (folder / SLAB).stat()
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
     assert tree(folder) == [SLAB]
@@ -261,20 +262,43 @@ def test_what_cannot_be_read(slab: Path, own_slab: Path, tmp_path: Path) -> None
         assert small.info["expert_store"].startswith("slab")
 
 
-def test_other_weights_of_the_same_shapes(slab: Path, tmp_path: Path) -> None:
-    """One byte of an expert's tensor that is looked at: the slab is not this fuel's any more."""
-    fuel = Path(shutil.copytree(SPARKLER, tmp_path / "fuel"))
+def changed(folder: Path, pattern: str, where: Callable[[int], range]) -> Path:
+    """A copy of sparkler with a bit turned in the bytes ``where`` (of so many) of tensors with such names."""
+    fuel = Path(shutil.copytree(SPARKLER, folder / "fuel"))
     file = fuel / "model.safetensors"
-    headers = _core.read_headers(str(fuel))[0]["tensors"]
-    routed = [t for t in headers if re.search(r"\.experts\.\d+\.", t[0])]
-    with file.open("r+b") as open_file:
-        for _, _, _, offset, _ in routed:
-            open_file.seek(offset)
-            byte = open_file.read(1)
-            open_file.seek(offset)
-            open_file.write(bytes([byte[0] ^ 1]))
+    found = [t for t in _core.read_headers(str(fuel))[0]["tensors"] if re.search(pattern, t[0])]
+    assert found
+    data = bytearray(file.read_bytes())
+    for _, _, _, offset, size in found:
+        for at in where(size):
+            data[offset + at] ^= 1
+    file.write_bytes(data)
+    return fuel
+
+
+@pytest.mark.parametrize("layer", [1, 7])
+@pytest.mark.parametrize("part", ["gate_proj", "up_proj", "down_proj"])
+@pytest.mark.parametrize("expert", [0, 11, 23])
+def test_other_weights_of_one_expert(layer: int, part: str, expert: int, slab: Path, tmp_path: Path) -> None:
+    """The same shapes, and all else: the slab is not this fuel's, at the start of a run already."""
+    name = rf"layers\.{layer}\..*\.experts\.{expert}\.{part}\.weight(_packed)?$"
+    fuel = changed(tmp_path, name, range)
     with pytest.raises(FuelError, match="the same shapes, but other weights"):
         engine(fuel, expert_slots=20, expert_slab=str(slab))
+    check_error(run_rocket("fuel", "slab", str(fuel), str(slab), "--verify"), 1, "but other weights")
+
+
+def test_verify_finds_a_byte(slab: Path, tmp_path: Path) -> None:
+    """One that the start of a run does not look at."""
+    fuel = changed(tmp_path, r"layers\.3\..*\.experts\.5\.down_proj\.weight$", lambda _: range(1, 2))
+    engine(fuel, expert_slots=20, expert_slab=str(slab)).unload()
+    result = run_rocket("fuel", "slab", str(fuel), str(slab), "--verify")
+    check_error(
+        result, 1, "expert 5 of layer 3: ", "experts.slab: its bytes are not those of the fuel", "at byte"
+    )
+    check_error(
+        run_rocket("fuel", "slab", str(fuel), str(slab), "--verify", "--quiet"), 1, "not those of the fuel"
+    )
 
 
 # --- files that change under a run ------------------------------------------------------------------------

@@ -42,14 +42,15 @@ def slab(
     fuel: Annotated[str, typer.Argument(metavar="NAME|DIR", help="The fuel: a name or a folder.")],
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The slab's folder; made if it is not there.")],
     verify: Annotated[
-        bool, flag("--verify", "Hold every expert of a slab that is there against its checksum.")
+        bool, flag("--verify", "Hold every byte of a slab that is there against the fuel.")
     ] = False,
     quiet: Annotated[bool, flag("--quiet", "Nothing on standard error but errors.")] = False,
 ) -> int:
     """Write all routed experts into one file, from which --expert-slab fills a cache of experts.
 
     In DIR/experts.slab each expert is one piece, aligned for reads past the page cache, with a checksum. A
-    slab of this fuel that is already there stays as it is.
+    slab of this fuel that is already there stays as it is. Whether it is of this fuel is told by names and
+    shapes, global scales and some pieces of each expert; --verify compares all bytes.
     """
     if not folder:
         raise UsageError("DIR: expected a folder, found nothing", "give the folder that the slab shall be in")
@@ -67,9 +68,9 @@ def slab(
         if verify:
             with notes.progress("verifying") as progress:
                 found.verify(progress)
-            notes.say(f"{about}, {size}, agree with their checksums")
+            notes.say(f"{about}, {size}, agree with the fuel, byte for byte")
         else:
-            notes.say(f"{about}, {size}, are there already; --verify reads them all")
+            notes.say(f"{about}, {size}, are there already; --verify holds them against the fuel")
         return 0
     if verify:
         raise CliError(f"{found.path}: no slab is there to verify", "leave --verify out to write one")

@@ -13,7 +13,7 @@ namespace rocket {
 namespace {
 
 constexpr char kMagic[] = "RKTSLAB\n";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int64_t kFrontBytes = 48, kExpertBytes = 32;
 constexpr int64_t kMostHeaderBytes = int64_t{1} << 28;
 constexpr char kWriteAgain[] = "remove it and write it again: rocket fuel slab FUEL DIR";

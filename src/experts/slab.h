@@ -2,13 +2,13 @@
 // past the page cache. `experts.slab` in a folder of its own.
 //
 //   header   8 bytes  "RKTSLAB\n"
-//            u32      version, 1
+//            u32      version, 2
 //            u32      MoE layers L
 //            u32      experts a layer E
 //            u32      bytes of the header, a multiple of 4096
 //            u64      bytes of the file
 //            u64      fingerprint of the fuel: its config.json, and every tensor's name, type and shape
-//            u64      sample of the fuel: global scales of all experts, and bytes of some
+//            u64      sample of the fuel: of global scales of all experts, and of pieces of each
 //            u32 x L  the model's number of each MoE layer, ascending
 //            for each expert, layer by layer:
 //              u64    where its slot starts, a multiple of 4096

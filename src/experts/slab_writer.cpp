@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -122,11 +123,23 @@ struct Slots {
     for (const ExpertRead& read : reads) see(read.expert, static_cast<const char*>(read.slot));
   }
 
+  const char* slot(size_t i) const { return base + static_cast<int64_t>(i) * bytes; }
+
   int64_t bytes;
   Arena memory;
   char* base = nullptr;
   std::vector<std::vector<SlotLayout>> layouts;
 };
+
+// Throws FuelError if the slab's bytes of an expert are not the fuel's.
+void compare(const std::string& path, const std::string& expert, const char* found, const char* wanted,
+             int64_t bytes) {
+  if (std::memcmp(found, wanted, static_cast<size_t>(bytes)) == 0) return;
+  const int64_t at = std::mismatch(found, found + bytes, wanted).first - found;
+  throw FuelError(expert + ": " + path + ": its bytes are not those of the fuel: they differ at byte " +
+                      std::to_string(at) + " of " + std::to_string(bytes),
+                  "remove the slab and write it again: rocket fuel slab FUEL DIR");
+}
 
 }  // namespace
 
@@ -152,15 +165,20 @@ std::string write_slab(const std::string& dir, SlabHeader header, const ExpertSt
   return draft.commit();
 }
 
-void verify_slab(const std::string& dir, const SlabHeader& expected,
+void verify_slab(const std::string& dir, const SlabHeader& expected, const ExpertStore& from,
                  std::span<const std::span<const ExpertWeights>> tables, const SlabProgress& progress) {
   const SlabStore store(dir, expected);
-  Slots slots(expected, tables);
+  Slots slots(expected, tables), wanted(expected, tables);
   int64_t done = expected.header_bytes();
   for (int32_t layer = 0; layer < static_cast<int32_t>(tables.size()); ++layer) {
     for (size_t first = 0; first < tables[static_cast<size_t>(layer)].size(); first += kAtOnce) {
-      slots.bring(store, layer, first,
-                  [&](int32_t e, const char*) { done += aligned(expected.at(layer, e).bytes); });
+      wanted.bring(from, layer, first, [](int32_t, const char*) {});
+      slots.bring(store, layer, first, [&](int32_t e, const char* slot) {
+        const int64_t bytes = expected.at(layer, e).bytes;
+        compare(store.path(), expert_name(e, expected.layers[static_cast<size_t>(layer)]), slot,
+                wanted.slot(static_cast<size_t>(e) - first), bytes);
+        done += aligned(bytes);
+      });
       if (progress) progress(done, expected.file_bytes);
     }
   }

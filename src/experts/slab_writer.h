@@ -18,8 +18,9 @@ using SlabProgress = std::function<void(int64_t done, int64_t total)>;
 std::string write_slab(const std::string& dir, SlabHeader header, const ExpertStore& from,
                        std::span<const std::span<const ExpertWeights>> tables, const SlabProgress& progress);
 
-// Reads every expert of a slab and holds it against its checksum, with SlabStore's errors.
-void verify_slab(const std::string& dir, const SlabHeader& expected,
+// Reads every expert of a slab and holds it against its checksum, with SlabStore's errors, and against the bytes that
+// the store of the fuel has. Throws FuelError that names the first which differs.
+void verify_slab(const std::string& dir, const SlabHeader& expected, const ExpertStore& from,
                  std::span<const std::span<const ExpertWeights>> tables, const SlabProgress& progress);
 
 }  // namespace rocket

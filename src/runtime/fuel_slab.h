@@ -24,7 +24,8 @@ class FuelSlab {
   virtual bool written() const = 0;
   using Progress = std::function<void(int64_t done, int64_t total)>;
   virtual void write(const Progress& progress) = 0;
-  virtual void verify(const Progress& progress) = 0;  // every expert's checksum
+  // Every byte of it with the fuel's. Throws FuelError with the first expert that is another.
+  virtual void verify(const Progress& progress) = 0;
 };
 
 // Looks at the fuel only. Throws FuelError, InputError (no MoE layers).
