@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -83,6 +84,20 @@ def run_ranks(
     finally:
         end_ranks(mark)
     return Result(run.returncode, out.decode(), err.decode())
+
+
+def check_ranks_error(programs: list[tuple[int, tuple[str, ...]]], status: int, *words: str) -> None:
+    """One line from all ranks together, and its hint."""
+    result = run_ranks(programs)
+    own = "\n".join(line for line in result.err.splitlines() if not line.startswith("[mpiexec"))
+    found = re.search(r"^error: ([^\n]+)\n\nhint: [^\n]+$", own, re.M)
+    shown = f"status {result.status}\nstdout: {result.out!r}\nstderr: {result.err}"
+    assert result.err.count("error: ") == 1, shown
+    assert found, shown
+    assert result.out == "", shown
+    assert result.status == status, shown
+    for word in words:
+        assert word in found[1], f"{word!r}\n{shown}"
 
 
 def decode_ranks(ranks: int, *arguments: str, env: dict[str, str] | None = None) -> Result:

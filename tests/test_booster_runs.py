@@ -16,6 +16,7 @@ from cli_tools import check_error, run_decode, run_rocket
 from golden_fuels import CASES
 from mpi_tools import (
     DECODE,
+    check_ranks_error,
     decode_ranks,
     end_ranks,
     processes,
@@ -95,19 +96,6 @@ def test_standard_input_and_interruption_are_rank_0s() -> None:
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
-
-
-def check_ranks_error(programs: list[tuple[int, tuple[str, ...]]], status: int, *words: str) -> None:
-    result = run_ranks(programs)
-    own = "\n".join(line for line in result.err.splitlines() if not line.startswith("[mpiexec"))
-    found = re.search(r"^error: ([^\n]+)\n\nhint: [^\n]+$", own, re.M)
-    shown = f"status {result.status}\nstdout: {result.out!r}\nstderr: {result.err}"
-    assert result.err.count("error: ") == 1, shown
-    assert found, shown
-    assert result.out == "", shown
-    assert result.status == status, shown
-    for word in words:
-        assert word in found[1], f"{word!r}\n{shown}"
 
 
 def program(*arguments: str) -> tuple[str, ...]:

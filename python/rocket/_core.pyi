@@ -58,6 +58,11 @@ class Fabric:
     def failed(self) -> bool: ...
     @property
     def rank0_knows(self) -> bool: ...
+    def gather(self, mine: bytes, what: str) -> list[bytes]:
+        """At rank 0 a message of each rank, elsewhere nothing. ``what`` is what rank 0 waits for."""
+    def tell(self, message: bytes) -> None:
+        """From rank 0 to all others, who hear it."""
+    def hear(self, what: str) -> bytes: ...
     def fail(self, message: str, hint: str) -> None:
         """Ends the run of all ranks; never raises."""
 

@@ -200,6 +200,7 @@ def _measure(bench: Bench, pairs: int) -> dict[str, Any]:
 
 
 def decode(
+    context: typer.Context,
     fuel: Annotated[str | None, string("NAME|DIR", "The model: a name or a directory.")] = None,
     preset: Annotated[
         str | None, string("NAME", "A random fuel, made once: tiny, bench (default), …")
@@ -258,7 +259,7 @@ def decode(
         **group.arguments(threads),
         **experts.arguments(),
     }
-    with joined(group.count, group.wait) as rank:
+    with joined(group.count, group.wait, context) as rank:
         if rank and fuel is not None:
             return follow(fuel, arguments)
         notes = Notes(quiet)

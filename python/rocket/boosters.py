@@ -4,19 +4,27 @@ Rank 0 reads the prompt, draws and prints; the other ranks follow it. Whatever g
 0 to say, as long as it can.
 """
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import signal
+import stat
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from rocket.errors import UsageError, explain
 from rocket.failures import input_error
 from rocket.options import check_integer, check_real
+from rocket.rank_options import RankOptions, agree
 
 if TYPE_CHECKING:
     from rocket._core import Fabric
@@ -61,8 +69,17 @@ _fabric: "Fabric | None" = None  # MPI starts once in a process
 _starting = False  # a start that has failed may still be under way in a thread
 
 
-def speaks() -> bool:
-    """Whether it is for this process to say what goes wrong."""
+def speaks(message: str, hint: str, takes_part: bool = True) -> bool:
+    """Whether it is for this process to say what goes wrong.
+
+    What goes wrong before a rank has met the others, such as with its command line, they must be told: they
+    would wait for it. ``takes_part`` says whether the command is one of several boosters.
+    """
+    if _fabric is None and takes_part and not _starting and launched()[1] > 1:
+        with contextlib.suppress(Exception):
+            _start(WAIT_SECONDS).fail(message, hint)
+        if _starting:  # they do not come
+            return True
     if _fabric is None:
         return launched()[0] == 0
     return _fabric.rank == 0 or not _fabric.rank0_knows
@@ -93,23 +110,44 @@ def count_of(boosters: int | None, split: str | None, option: str = "--split") -
     return count
 
 
-def connect(boosters: int, wait: float = WAIT_SECONDS) -> "Fabric":
-    """The fabric of all ranks. Throws DeviceError without MPI, UsageError if there are not as many ranks."""
+def _start(wait: float) -> "Fabric":
     global _fabric, _starting
     from rocket import _core
 
-    check_real("--booster-wait", wait, 0, 86400, with_low=False)
     _starting = launched()[1] > 1
-    _fabric = _core.mpi_fabric(wait)
+    try:
+        _fabric = _core.mpi_fabric(wait)
+    except _core.DeviceError as error:
+        _starting = _starting and "has not started" in str(error)
+        raise
     _starting = False
-    ranks = _fabric.ranks
-    if ranks == boosters:
-        return _fabric
-    _fabric.leave()
-    raise UsageError(
-        f"--boosters: expected as many ranks as boosters, {boosters}, found {ranks}",
-        f"start it with: mpirun -np {boosters} rocket-decode --boosters {boosters} …",
-    )
+    return _fabric
+
+
+def connect(boosters: int, wait: float = WAIT_SECONDS) -> "Fabric":
+    """The fabric of all ranks. Throws DeviceError without MPI, UsageError if there are not as many ranks."""
+    check_real("--booster-wait", wait, 0, 86400, with_low=False)
+    fabric = _start(wait)
+    if fabric.ranks == boosters:
+        return fabric
+    message = f"--boosters: expected as many ranks as boosters, {boosters}, found {fabric.ranks}"
+    hint = f"start it with: mpirun -np {boosters} rocket-decode --boosters {boosters} …"
+    if fabric.ranks == 1:
+        fabric.leave()
+    else:
+        fabric.fail(message, hint)
+    raise UsageError(message, hint)
+
+
+def _wait_for_reader(descriptor: int, seconds: float = 1.0) -> None:
+    """Until a pipe is empty: a launcher that ends the ranks does not read what is still in it."""
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return
+    end = time.monotonic() + seconds
+    left = array.array("i", [1])
+    while left[0] and time.monotonic() < end:
+        fcntl.ioctl(descriptor, termios.FIONREAD, left)
+        time.sleep(0.005)
 
 
 def leave(status: int = 1) -> None:
@@ -121,6 +159,7 @@ def leave(status: int = 1) -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+                _wait_for_reader(stream.fileno())
     if _starting:
         os._exit(status)
     if _fabric is not None and _fabric.failed:
@@ -129,13 +168,15 @@ def leave(status: int = 1) -> None:
 
 
 @contextlib.contextmanager
-def joined(boosters: int, wait: float) -> Iterator[int]:
-    """This process's rank among the boosters. What is raised inside ends the run of all of them."""
+def joined(boosters: int, wait: float, context: typer.Context) -> Iterator[int]:
+    """This process's rank among the boosters, whose command lines agree. What is raised inside ends the run
+    of all of them."""
     if boosters == 1:
         yield 0
         return
     fabric = connect(boosters, wait)
     try:
+        agree(fabric, RankOptions.of(context))
         yield fabric.rank
     except BaseException as error:
         message, hint, _ = explain(error)
@@ -185,6 +226,8 @@ def ignore_signals() -> None:
     """Ctrl-C reaches every process of a terminal, and is rank 0's to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def owners_of(

@@ -1,5 +1,6 @@
 """rocket: everything beside decoding. A subcommand is a module with ``register(app)``, named in COMMANDS."""
 
+import sys
 from importlib import import_module
 from typing import Annotated, NoReturn
 
@@ -44,4 +45,5 @@ def build() -> typer.Typer:
 
 
 def main() -> NoReturn:
-    run_command_line(build, "rocket", speaks, leave)
+    takes_part = sys.argv[1:2] == ["score"] or sys.argv[1:3] == ["bench", "decode"]
+    run_command_line(build, "rocket", lambda message, hint: speaks(message, hint, takes_part), leave)

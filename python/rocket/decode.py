@@ -59,6 +59,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.command()
 def decode(
+    context: typer.Context,
     fuel: Annotated[
         str | None,
         string("NAME|DIR", "The model, by name or directory. By default sparkler, the small one that ships."),
@@ -183,7 +184,7 @@ def decode(
         "--expert-slab": experts.slab_file,
         "standard input": 0 if reads_stdin else None,
     }
-    with joined(group.count, group.wait) as rank:
+    with joined(group.count, group.wait, context) as rank:
         if rank:
             return follow(fuel or DEFAULT_FUEL, options.engine_arguments())
         source = read_prompt(prompt, prompt_file, prompt_ids, chat)

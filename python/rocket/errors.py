@@ -121,6 +121,8 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         return describe_os_error(error), "check the path, its permissions and the space left", EXIT_FAILURE
     if isinstance(error, ImportError) and "_core" in str(error):
         return f"the C++ module is missing: {error}", "build it with: pip install .", EXIT_FAILURE
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return "a signal ended it", "start it again", EXIT_INTERRUPTED
     message = f"internal fault: {kind.__name__}: {error}"
     return message, "this is a defect of Rocket; ROCKET_TRACEBACK=1 shows where it happened", EXIT_FAILURE
 
@@ -149,9 +151,11 @@ def _stdout_fails() -> bool:
     return False
 
 
-def run_command(command: Callable[[], int | None], speaks: Callable[[], bool] = lambda: True) -> int:
-    """Runs a command and turns whatever it raises into a message and an exit status. ``speaks`` says whether
-    the message is for this process to print."""
+def run_command(
+    command: Callable[[], int | None], speaks: Callable[[str, str], bool] = lambda message, hint: True
+) -> int:
+    """Runs a command and turns whatever it raises into a message and an exit status. ``speaks`` gets message
+    and hint, and says whether they are for this process to print."""
     try:
         try:
             status = command() or 0
@@ -172,7 +176,7 @@ def run_command(command: Callable[[], int | None], speaks: Callable[[], bool] = 
         if os.environ.get("ROCKET_TRACEBACK"):
             traceback.print_exc()
         message, hint, status = explain(error)
-        if speaks():
+        if speaks(message, hint):
             print_error(message, hint)
         return status
 
@@ -195,7 +199,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 def run_command_line(
     build: Callable[[], typer.Typer],
     name: str,
-    speaks: Callable[[], bool] = lambda: True,
+    speaks: Callable[[str, str], bool] = lambda message, hint: True,
     leave: Callable[[int], None] = lambda status: None,
 ) -> NoReturn:
     """The main() of a console script. ``leave`` is called with the status before the process ends."""
@@ -203,6 +207,9 @@ def run_command_line(
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
             signal.signal(number, _terminate)
-    status = run_command(lambda: build()(prog_name=name, standalone_mode=False), speaks)
+    try:
+        status = run_command(lambda: build()(prog_name=name, standalone_mode=False), speaks)
+    except SystemExit as stop:  # a signal's
+        status = stop.code if isinstance(stop.code, int) else EXIT_FAILURE
     leave(status)
     sys.exit(status)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rocket._core import FuelError, InputError, PlanError
+    from rocket._core import DeviceError, FuelError, InputError, PlanError
 
 
 def fuel_error(message: str, hint: str) -> "FuelError":
@@ -27,6 +27,14 @@ def plan_error(message: str, hint: str) -> "PlanError":
     from rocket._core import PlanError
 
     error = PlanError(message)
+    error.hint = hint
+    return error
+
+
+def device_error(message: str, hint: str) -> "DeviceError":
+    from rocket._core import DeviceError
+
+    error = DeviceError(message)
     error.hint = hint
     return error
 

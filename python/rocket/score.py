@@ -247,6 +247,7 @@ def run(o: ScoreOptions) -> int:
 
 
 def score(
+    context: typer.Context,
     fuel: Annotated[str, typer.Argument(metavar="FUEL", help="The model: a name or a directory.")],
     text: Annotated[str | None, string("FILE", "A UTF-8 text.")] = None,
     ids: Annotated[str | None, string("FILE", "Token ids in a text file.")] = None,
@@ -305,7 +306,7 @@ def score(
         boosters=Group.of(boosters, split, split_dense, booster_wait),
         quiet=quiet,
     )
-    with joined(options.boosters.count, booster_wait) as rank:
+    with joined(options.boosters.count, booster_wait, context) as rank:
         return follow(fuel, options.engine_arguments()) if rank else run(options)
 
 

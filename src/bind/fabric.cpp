@@ -1,7 +1,10 @@
 #include "bind/fabric.h"
 
+#include <pybind11/stl.h>
+
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "fabric/fabric.h"
@@ -19,6 +22,32 @@ void add_fabric(py::module_& m) {
       .def_property_readonly("failed", &Fabric::failed)
       .def_property_readonly("rank0_knows", &Fabric::rank0_knows)
       .def("fail", &Fabric::fail, py::arg("message"), py::arg("hint"), released)
+      // Messages of the commands themselves: see Fabric.
+      .def(
+          "gather",
+          [](Fabric& fabric, const std::string& mine, const std::string& what) {
+            std::vector<std::string> all;
+            {
+              const py::gil_scoped_release release;
+              all = fabric.gather(mine, what);
+            }
+            return std::vector<py::bytes>(all.begin(), all.end());
+          },
+          py::arg("mine"), py::arg("what"))
+      .def(
+          "tell", [](Fabric& fabric, const std::string& message) { fabric.tell(message); },
+          py::arg("message"), released)
+      .def(
+          "hear",
+          [](Fabric& fabric, const std::string& what) {
+            std::string message;
+            {
+              const py::gil_scoped_release release;
+              message = fabric.hear(what);
+            }
+            return py::bytes(message);
+          },
+          py::arg("what"))
       .def("leave", &Fabric::leave, released)
       .def("abort", &Fabric::abort, py::arg("status"), released);
   m.def(

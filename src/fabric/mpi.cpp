@@ -73,6 +73,9 @@ Wire& start_wire(double limit_seconds) {
   if (access(path.c_str(), R_OK) != 0) {
     throw DeviceError("boosters: this build has no MPI: expected " + path + ", found nothing", kHowToGet);
   }
+  // UCX, which MPIs bring, would take SIGHUP for itself: a hung-up terminal would get its debugging text, and the run
+  // go on.
+  setenv("UCX_DEBUG_SIGNO", "0", 0);
   void* const library =
       dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);  // some MPIs load parts that look for it
   if (library == nullptr) {
