@@ -114,7 +114,12 @@ def program(*arguments: str) -> tuple[str, ...]:
         (2, ("--boosters", "2", "--prompt", "x"), 2, ("expected one prompt",)),
         (2, ("--boosters", "2", "--fuel", "nonsuch"), 1, ("fuel nonsuch",)),
         (2, ("--boosters", "2", "--split", "nonsuch"), 2, ("--split", "nonsuch")),
-        (2, ("--boosters", "2", "--expert-slots", "3"), 1, ("at least 4 slots", "found 3")),
+        (
+            2,
+            ("--boosters", "2", "--expert-slots", "3"),
+            2,
+            ("--expert-slots: ", "at least 4 slots", "found 3"),
+        ),
         (2, ("--boosters", "2", "--logits-out", "no/such/folder"), 1, ("--logits-out",)),
     ],
 )

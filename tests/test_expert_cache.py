@@ -432,7 +432,7 @@ def test_a_slot_map_from_a_file(tmp_path: Path) -> None:
     assert whole["experts"]["slots"] == sum(4 + layer for layer in layers)
     file.write_text(json.dumps({"per_layer": {str(layer): 3 for layer in layers}}))
     result = run_decode("--prompt-ids", "5", "--slot-map", str(file))
-    check_error(result, 1, f"slot map: layer {layers[0]}", "at least 4 slots", "found 3")
+    check_error(result, 2, f"--slot-map {file}: layer {layers[0]}: ", "at least 4 slots", "found 3")
     file.write_text(json.dumps({"99": 4}))
     check_error(run_decode("--prompt-ids", "5", "--slot-map", str(file)), 2, "--slot-map", "99")
     for slots in (-1, 10**23):
@@ -459,7 +459,12 @@ def test_a_trace_into_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
         (2, ("--expert-slots", "-1"), ("--expert-slots", "found -1")),
         (2, ("--trace-out", "-"), ("--trace-out", "standard output")),
         (1, ("--trace-out", "no/such/folder"), ("--trace-out: cannot write",)),
-        (1, ("--expert-slots", "3"), ("at least 4 slots", "found 3")),
+        (2, ("--expert-slots", "3"), ("--expert-slots: expected at least 4 slots", "found 3")),
+        (
+            2,
+            ("--expert-cache-gib", "0.0001"),
+            ("--expert-cache-gib: expected at least 216.00 KiB, 4 slots", "hold 1"),
+        ),
     ],
 )
 def test_what_cannot_be(status: int, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -84,8 +84,8 @@ def test_plans_keep_their_budget_and_waste_no_slot(case) -> None:
     assert plan.resident + plan.cache + plan.state + plan.workspace + plan.reserve + plan.left == plan.memory
     assert plan.memory <= request.booster.memory_gib.value * 2**30
     assert len(plan.slots) == len(plan.owned) == layers
-    for slots, owned in zip(plan.slots, plan.owned, strict=True):
-        assert min(3, owned) <= slots <= owned
+    assert plan.slot_count >= min(3, max(plan.owned, default=0))
+    assert all(slots <= owned for slots, owned in zip(plan.slots, plan.owned, strict=True))
     if request.slots is None and request.cache_bytes is None:
         assert plan.left < slot or plan.holds_all or not layers
     elif request.slots is not None:
@@ -226,11 +226,9 @@ def test_spread(total: int, caps: list[int]) -> None:
         ({"context": 4097}, ("--context", "1 to 4096", "found 4097")),
         ({"streams": 0}, ("--streams", "at least 1", "found 0")),
         ({"kv_dtype": "f64"}, ("--kv-dtype", "f32, bf16, fp8", "'f64'")),
-        ({"slots": 11}, ("--expert-slots", "12", "40", "found 11")),
-        ({"slots": 41}, ("--expert-slots", "12", "40", "found 41")),
-        ({"cache_bytes": 1}, ("--expert-cache-gib", "at least", "12 slots")),
-        ({"slot_map": (3, 10, 2, 10)}, ("--slot-map", ": 4: ", "3 to 10", "found 2")),
-        ({"slot_map": (3, 10, 3, 11)}, ("--slot-map", ": 5: ", "3 to 10", "found 11")),
+        ({"slots": 2}, ("--expert-slots", "at least 3 slots", "found 2")),
+        ({"cache_bytes": 1}, ("--expert-cache-gib", "at least", "3 slots", "hold 0")),
+        ({"slot_map": (3, 10, 2, 10)}, ("--slot-map", "layer 4: ", "at least 3 slots", "found 2")),
     ],
 )
 def test_requests_out_of_range(changes: dict[str, object], words: tuple[str, ...]) -> None:
@@ -244,6 +242,15 @@ def test_slot_map_is_taken_as_it_is() -> None:
     plan = make_plan(small_account(), replace(Request(booster_of(64 * MIB)), slot_map=(3, 10, 4, 5)))
     assert plan.slots == (3, 10, 4, 5)
     assert plan.left > plan.slot_bytes
+
+
+def test_more_than_all_experts_is_cut() -> None:
+    request = Request(booster_of(64 * MIB))
+    for changes, asked in (({"slots": 41}, 41), ({"slot_map": (3, 10, 3, 11)}, 27)):
+        plan = make_plan(small_account(), replace(request, **changes))
+        assert plan.slots_requested == asked
+        assert plan.slot_count == (40 if asked == 41 else 26)
+        assert max(plan.slots) == 10
 
 
 def test_fuel_without_experts() -> None:

@@ -136,7 +136,7 @@ def test_a_split_gives_way_to_more_boosters(rocket: Rocket, tmp_path: Path) -> N
     split = str(tmp_path / "split.json")
     assert rocket("split", "glm-5.3-flash", "--boosters", "2", "--out", split) == 0
     fixed = ("glm-5.3-flash", "--booster", "rtx-5090", "--split", split)
-    for more in ((), ("--expert-slots", "1000"), ("--expert-cache-gib", "14"), ("--boosters", "2")):
+    for more in (("--expert-slots", "1000"), ("--expert-cache-gib", "14")):
         arguments = (*fixed, "--context", "420000", *more)
         printed = check_remedies(rocket, arguments, tmp_path)
         assert any(re.match("--boosters [0-9]+ .*instead of --split", text) for text in printed), printed
@@ -152,7 +152,7 @@ def test_remedies_beside_a_slot_map(rocket: Rocket, tiny: str, tmp_path: Path) -
     rocket.fails(1, "glm-5.3-flash on gb10", arguments=("plan", *arguments))
     printed = rocket.err.split("fits: ")[1].strip().split(" | ")
     assert any(re.fullmatch("--expert-slots [0-9]+ instead of --slot-map", text) for text in printed)
-    assert "--boosters 2 --expert-slots 6048 instead of --slot-map" in printed
+    assert "--boosters 2" in printed  # each owns half of the experts, and the map is cut to them
     for text in printed:
         assert rocket("plan", *apply(arguments, text, tmp_path), "--json") == 0, text
 

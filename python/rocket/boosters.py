@@ -215,9 +215,12 @@ def follow(fuel: str, arguments: dict[str, Any]) -> int:
     """On a booster other than the one that prints."""
     from rocket.engine import Engine
     from rocket.fuel import resolve
+    from rocket.loading import named_options
 
     ignore_signals()
-    with Engine(resolve(fuel), **arguments) as engine:
+    with named_options(arguments):
+        engine = Engine(resolve(fuel), **arguments)
+    with engine:
         engine.follow()
     return 0
 

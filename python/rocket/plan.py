@@ -15,6 +15,7 @@ from rocket.accounting import KV_DTYPES, Account, State
 from rocket.architecture import Architecture
 from rocket.booster import GIB, Booster
 from rocket.errors import UsageError
+from rocket.slot_limits import SlotLimits
 from rocket.split import Owners, sizes
 
 DEFAULT_CONTEXT = 8192
@@ -73,6 +74,13 @@ class Plan:
     @property
     def slot_count(self) -> int:
         return sum(self.slots)
+
+    @property
+    def slots_requested(self) -> int | None:
+        """What was asked for in slots, before any cut."""
+        if self.request.slot_map is not None:
+            return sum(self.request.slot_map)
+        return self.request.slots
 
     @property
     def state(self) -> int:
@@ -212,43 +220,22 @@ def spread(total: int, caps: Sequence[int]) -> tuple[int, ...]:
     return tuple(slots)
 
 
-def _least(account: Account, owned: Sequence[int]) -> tuple[int, ...]:
-    """The experts of one row must all find a slot."""
-    return tuple(min(account.arch.num_experts_per_tok, most) for most in owned)
+def _limits(account: Account, owned: Sequence[int]) -> SlotLimits:
+    return SlotLimits(tuple(owned), account.arch.num_experts_per_tok)
 
 
-def _asked_slots(
-    account: Account, request: Request, least: Sequence[int], owned: Sequence[int]
-) -> int | None:
-    """Slots in all, where the request says so. Throws UsageError for a number that no plan can have."""
-    low, high, slot = sum(least), sum(owned), account.slot_bytes
+def _asked_slots(account: Account, request: Request, owned: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Slots of each layer, where the request says how many. Throws UsageError for a number that no plan can
+    have."""
+    limits = _limits(account, owned)
     if request.slot_map is not None:
         where = f"--slot-map {request.slot_map_file}".rstrip()
-        for layer, count, few, many in zip(
-            account.arch.moe_layer_ids, request.slot_map, least, owned, strict=True
-        ):
-            if not few <= count <= many:
-                raise UsageError(
-                    f"{where}: {layer}: expected {few} to {many} slots, found {count}",
-                    "a layer needs a slot for each expert of one token, and has no use for more than all",
-                )
-        return sum(request.slot_map)
+        return limits.of_map(where, request.slot_map, account.arch.moe_layer_ids)
     if request.slots is not None:
-        if not low <= request.slots <= high:
-            raise UsageError(
-                f"--expert-slots: expected {low} (one token's experts) to {high} (every expert), "
-                f"found {request.slots}",
-                "leave it out for as many as fit",
-            )
-        return request.slots
+        return spread(limits.total("--expert-slots", request.slots), owned)
     if request.cache_bytes is not None:
-        if request.cache_bytes < low * slot:
-            raise UsageError(
-                f"--expert-cache-gib: expected at least {ceil(100 * low * slot / GIB) / 100:.2f} "
-                f"({low} slots, one token's experts), found {request.cache_bytes / GIB:g}",
-                "leave it out for as many slots as fit",
-            )
-        return min(high, request.cache_bytes // slot)
+        slots = limits.in_bytes("--expert-cache-gib", request.cache_bytes, account.slot_bytes)
+        return spread(slots, owned)
     return None
 
 
@@ -302,7 +289,7 @@ def _check(account: Account, request: Request) -> None:
 
 
 def fewest_slots(account: Account, request: Request) -> int:
-    return sum(_least(account, _owned(account, request)))
+    return _limits(account, _owned(account, request)).fewest
 
 
 def make_plan(account: Account, request: Request) -> Plan:
@@ -326,8 +313,8 @@ def make_plan(account: Account, request: Request) -> Plan:
 def _plan(account: Account, request: Request, context: int) -> Plan:
     slot = account.slot_bytes
     owned = _owned(account, request)
-    least = _least(account, owned)
-    asked = _asked_slots(account, request, least, owned)
+    least = _limits(account, owned).fewest
+    asked = _asked_slots(account, request, owned)
     kv_dtype = request.kv_dtype or "f32"
     each = _each(account, request)
     plan = Plan(
@@ -337,7 +324,7 @@ def _plan(account: Account, request: Request, context: int) -> Plan:
         context=context,
         kv_dtype=kv_dtype,
         owned=owned,
-        slots=least if asked is None else request.slot_map or spread(asked, owned),
+        slots=spread(least, owned) if asked is None else asked,
         slot_bytes=slot,
         resident=each.resident_loaded_bytes,
         stream_state=stream_state_bytes(each.arch, kv_dtype, context),
@@ -348,7 +335,7 @@ def _plan(account: Account, request: Request, context: int) -> Plan:
     if plan.left < 0:
         raise OverBudgetError(plan)
     if asked is None and slot:
-        plan = replace(plan, slots=spread(sum(least) + plan.left // slot, owned))
+        plan = replace(plan, slots=spread(least + plan.left // slot, owned))
     return plan
 
 
@@ -396,9 +383,10 @@ def exchange_by_context(plan: Plan) -> list[Exchange]:
 
 def exchange_by_slots(plan: Plan) -> list[Exchange]:
     """The longest context with fewer and more slots than the plan's own, by a tenth of them."""
-    least, most = sum(_least(plan.account, plan.owned)), sum(plan.owned)
+    limits = _limits(plan.account, plan.owned)
     step = max(1, plan.slot_count // 10)
-    wanted = {max(least, plan.slot_count - step), plan.slot_count, min(most, plan.slot_count + step)}
+    wanted = {max(limits.fewest, plan.slot_count - step), min(limits.most, plan.slot_count + step)}
+    wanted.add(plan.slot_count)
     rows = []
     for slots in sorted(wanted) if plan.slot_bytes else ():
         request = replace(_with_auto_slots(plan.request, None), slots=slots)

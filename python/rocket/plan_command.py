@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from math import ceil
 from typing import Annotated, Any
 
 import typer
@@ -155,7 +156,7 @@ def plan(
         context=context,
         streams=streams,
         kv_dtype=kv_dtype,
-        cache_bytes=None if expert_cache_gib is None else int(expert_cache_gib * GIB),
+        cache_bytes=None if expert_cache_gib is None else ceil(expert_cache_gib * GIB),
         slots=expert_slots,
         slot_map=read_slot_map(slot_map, account.arch.moe_layer_ids) if slot_map is not None else None,
         slot_map_file=slot_map or "",

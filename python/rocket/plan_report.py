@@ -6,6 +6,7 @@ from typing import Any
 from rocket.plan import Plan, exchange_by_context, exchange_by_slots
 from rocket.plan_time import Ceiling, StepTime, ceilings, miss_source
 from rocket.report import counted, format_bytes
+from rocket.slot_limits import cut_from
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Report:
         if plan.request.cache_bytes is not None:
             asked, given = format_bytes(plan.request.cache_bytes), format_bytes(plan.cache)
             lines.append(f"expert cache: requested {asked}, delivered {given}")
+        if cut := cut_from(plan.slots_requested or 0, plan.slot_count):
+            lines.append(f"expert cache: {plan.slot_count:,} slots{cut}")
         return lines
 
     def _dense(self) -> str:
@@ -152,6 +155,7 @@ class Report:
                 "memory": plan.memory,
             },
             "slots": plan.slot_count,
+            "slots_requested": plan.slots_requested,
             "slots_of_layer": layers,
             "experts_owned": sum(plan.owned),
             "slot_bytes": plan.slot_bytes,

@@ -145,7 +145,8 @@ def replay(
 ) -> Replay:
     """Decodes a trace through empty caches.
 
-    ``slots``: of each layer, booster by booster. ``owners``: the booster of each expert, layer by layer;
+    ``slots``: of each layer, booster by booster; in one order where a layer's hold less than a token's
+    experts. ``owners: the booster of each expert, layer by layer;
     None: there is one booster.
     """
     steps = routing.tokens // streams
@@ -155,16 +156,20 @@ def replay(
     ends = np.arange(1, steps + 1) * streams
     layer = np.arange(routing.layers)[:, None]
     of = np.zeros((routing.layers, routing.experts), np.int32) if owners is None else np.asarray(owners)
-    runs = [
-        run_cache(
-            np.where(of[layer, rows] == booster, rows, -1),
-            ends,
-            routing.experts,
-            layer_slots=budgets,
-            owned=(of == booster).sum(axis=1).tolist(),
+    runs = []
+    for booster, budgets in enumerate(slots):
+        owned = (of == booster).sum(axis=1)
+        enough = all(has >= min(routing.topk, experts) for has, experts in zip(budgets, owned, strict=True))
+        runs.append(
+            run_cache(
+                np.where(of[layer, rows] == booster, rows, -1),
+                ends,
+                routing.experts,
+                slots=0 if enough else sum(budgets),
+                layer_slots=budgets if enough else (),
+                owned=owned.tolist(),
+            )
         )
-        for booster, budgets in enumerate(slots)
-    ]
     lookups, misses = np.array([run.lookups for run in runs]), np.array([run.misses for run in runs])
     return Replay(
         steps=steps,

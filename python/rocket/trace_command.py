@@ -25,6 +25,7 @@ from rocket.plan import spread
 from rocket.report import counted, format_bytes
 from rocket.routing import CacheRun, Routing, run_cache
 from rocket.routing_file import read_any_routing, read_routing
+from rocket.slot_limits import SlotLimits, cut_from
 from rocket.slot_map import read_slot_map, slot_map_text
 from rocket.trace_figures import BUSY, figures
 from rocket.trace_fit import Fitted, fit_and_judge
@@ -160,20 +161,21 @@ def _budgets(
         return _mapped(slot_map, equal, routing)
     assert slots is not None
     check_integer("--slots", slots, 1)
-    return spread(slots, [routing.experts] * routing.layers) if equal else None
+    if not equal:
+        _limits(routing).total("--slots", slots)
+        return None
+    return spread(_limits(routing).shared_out("--slots", slots), [routing.experts] * routing.layers)
+
+
+def _limits(routing: Routing) -> SlotLimits:
+    return SlotLimits((routing.experts,) * routing.layers, routing.topk)
 
 
 def _mapped(path: str, equal: bool, routing: Routing) -> tuple[int, ...]:
     if equal:
         raise UsageError("expected one of --equal, --slot-map, found both", "a slot map has its own shares")
     budgets = read_slot_map(path, routing.layer_names)
-    for layer, count in zip(routing.layer_names, budgets, strict=True):
-        if not routing.topk <= count <= routing.experts:
-            raise UsageError(
-                f"--slot-map {path}: {layer}: expected {routing.topk} to {routing.experts} slots, "
-                f"found {count}",
-                "a layer needs a slot for each expert of one token, and has no use for more than all",
-            )
+    _limits(routing).of_map(f"--slot-map {path}", budgets, routing.layer_names)
     return budgets
 
 
@@ -200,14 +202,15 @@ def replay(
     check_choice("--policy", policy, POLICIES)
     routing, account = _read(file, experts, fuel)
     budgets = _budgets(slots, slot_map, equal, routing)
+    asked = sum(budgets) if slots is None and budgets is not None else slots or 0
     size = _slot_bytes(slot_bytes, account)
     run = run_cache(
         routing.ids, routing.ends, routing.experts, slots=slots or 0, layer_slots=budgets or (), policy=policy
     )
     if as_json:
-        _print_json(_replay_json(routing, run, budgets, policy, size))
+        _print_json(_replay_json(routing, run, budgets, policy, size, asked))
     else:
-        write_data("\n".join(_replay_lines(routing, run, budgets, policy, size)) + "\n")
+        write_data("\n".join(_replay_lines(routing, run, budgets, policy, size, asked)) + "\n")
     return 0
 
 
@@ -230,13 +233,19 @@ def _layer_rows(routing: Routing, run: CacheRun, budgets: tuple[int, ...] | None
 
 
 def _replay_json(
-    routing: Routing, run: CacheRun, budgets: tuple[int, ...] | None, policy: str, size: int | None
+    routing: Routing,
+    run: CacheRun,
+    budgets: tuple[int, ...] | None,
+    policy: str,
+    size: int | None,
+    asked: int,
 ) -> dict[str, Any]:
     misses = int(run.misses.sum())
     return {
         **_about(routing),
         "policy": policy,
         "slots": run.slots,
+        "slots_requested": asked,
         "hit_rate": run.hit_rate,
         "hits": int(run.lookups.sum()) - misses,
         "misses": misses,
@@ -249,7 +258,12 @@ def _replay_json(
 
 
 def _replay_lines(
-    routing: Routing, run: CacheRun, budgets: tuple[int, ...] | None, policy: str, size: int | None
+    routing: Routing,
+    run: CacheRun,
+    budgets: tuple[int, ...] | None,
+    policy: str,
+    size: int | None,
+    asked: int,
 ) -> list[str]:
     order = "one order for all layers" if budgets is None else "a budget for each layer"
     all_of_them = routing.layers * routing.experts
@@ -258,7 +272,8 @@ def _replay_lines(
     streamed = "" if size is None else f", {format_bytes(size * misses)}"
     lines = [
         _title(routing),
-        f"cache     {counted(run.slots, 'slot')}{cut}, {order}, {policy}, empty at first",
+        f"cache     {counted(run.slots, 'slot')}{cut}, {order}, {policy}, empty at first"
+        + cut_from(asked, run.slots),
         f"hit rate  {_percent(run.hit_rate)}; a token misses {misses:.2f} of {lookups:.2f} experts{streamed}",
         "",
         f"{'layer':>5}{'slots':>8}{'hit rate':>11}{'misses a token':>17}{'evictions':>12}",
@@ -297,12 +312,7 @@ def fit(
         raise UsageError(
             f"trace {file}: expected at least 2 steps, found 1", "one half is fitted to and the other judges"
         )
-    low, high = routing.layers * routing.topk, routing.layers * routing.experts
-    if not low <= slots <= high:
-        raise UsageError(
-            f"--slots: expected {low} (one token's experts) to {high} (every expert), found {slots}",
-            f"for instance --slots {low}",
-        )
+    asked, slots = slots, _limits(routing).shared_out("--slots", slots)
     with Notes().progress("measuring hits", "slots") as progress:
         fitted = fit_and_judge(routing, slots, progress)
     if out is not None:
@@ -311,9 +321,9 @@ def fit(
     if fitted.held_out["fitted"].hit_rate < fitted.held_out["equal"].hit_rate:
         Notes().say("note: the second half does better with an equal share; a longer trace may tell more")
     if as_json:
-        _print_json(_fit_json(routing, slots, fitted))
+        _print_json(_fit_json(routing, slots, asked, fitted))
     else:
-        write_data("\n".join(_fit_lines(routing, slots, fitted)) + "\n")
+        write_data("\n".join(_fit_lines(routing, slots, asked, fitted)) + "\n")
     return 0
 
 
@@ -321,11 +331,12 @@ def _rates(run: CacheRun, index: int) -> float:
     return 1 - int(run.misses[:, index].sum()) / int(run.lookups[:, index].sum())
 
 
-def _fit_json(routing: Routing, slots: int, fitted: Fitted) -> dict[str, Any]:
+def _fit_json(routing: Routing, slots: int, asked: int, fitted: Fitted) -> dict[str, Any]:
     held_out = routing.tokens - fitted.cut.tokens
     return {
         **_about(routing),
         "slots": slots,
+        "slots_requested": asked,
         "per_layer": {
             str(layer): count for layer, count in zip(routing.layer_names, fitted.slots, strict=True)
         },
@@ -338,12 +349,12 @@ def _fit_json(routing: Routing, slots: int, fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def _fit_lines(routing: Routing, slots: int, fitted: Fitted) -> list[str]:
+def _fit_lines(routing: Routing, slots: int, asked: int, fitted: Fitted) -> list[str]:
     held_out = routing.tokens - fitted.cut.tokens
     names = {"fitted": "fitted budgets", "equal": "an equal share", "one_order": "one order for all"}
     lines = [
         _title(routing),
-        f"slots     {slots:,}, fitted to {counted(fitted.cut.tokens, 'token')}",
+        f"slots     {slots:,}, fitted to {counted(fitted.cut.tokens, 'token')}{cut_from(asked, slots)}",
         "",
         f"on the other {held_out:,}{'hit rate':>15}{'misses a token':>17}",
     ]
