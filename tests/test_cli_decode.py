@@ -54,7 +54,7 @@ def test_the_last_line_sums_up(fuel: Path) -> None:
     assert last.startswith("20 tok, ")
     assert "tok/s" in last
     assert "| prefill 3 tok, " in last
-    assert re.search(r"\| experts \d+\.\d % hit, \S+ \S+/tok \| \d+ % of read limit$", last)
+    assert re.search(r"\| experts \d+\.\d % hit, \S+ \S+/tok in decode \| \d+ % of read limit$", last)
 
 
 def test_prompts_from_anywhere_are_the_same(fuel: Path, tmp_path: Path) -> None:
@@ -104,7 +104,12 @@ def test_json(fuel: Path) -> None:
         "slot_bytes",
         "store",
         "requested",
+        "prefill",
+        "decode",
     }
+    parts = [whole["experts"][phase] for phase in ("prefill", "decode")]
+    for name in ("hits", "misses", "evictions", "streamed_bytes"):
+        assert sum(part[name] for part in parts) == whole["experts"][name]
     assert whole["experts"]["store"] is None  # used in place
     assert (whole["backend"], whole["finish_reason"], whole["seed"]) == ("cpu", "length", 3)
     assert len(whole["token_ids"]) == 12

@@ -277,7 +277,7 @@ def test_the_closing_line() -> None:
     line = closing_line(128, timing, Experts(912, 88, 88, 127 * 450971566), 0.74)
     assert line == (
         "128 tok, 7.1 s, 18.0 tok/s (55.6 ms/tok) | prefill 512 tok, 1.2 s | "
-        "experts 91.2 % hit, 0.42 GiB/tok | 74 % of read limit"
+        "experts 91.2 % hit, 0.42 GiB/tok in decode | 74 % of read limit"
     )
 
 

@@ -190,6 +190,8 @@ def test_the_json_object(fuel: str) -> None:
         "slot_bytes": 1024,
         "store": None,
         "requested": None,
+        "prefill": {"hits": 0, "misses": 0, "evictions": 0, "hit_rate": None, "streamed_bytes": 0},
+        "decode": {"hits": 36, "misses": 4, "evictions": 4, "hit_rate": 0.9, "streamed_bytes": 4 << 20},
     }
     (booster,) = result["boosters"]
     assert (booster["experts_owned"], booster["expert_bytes"], booster["rows_sent"]) == (16, 16384, 0)

@@ -152,7 +152,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
         speed = f", read at {experts['fetch_gb_s']:.2f} GB/s" if experts["fetch_gb_s"] else ""
         lines.append(
             f"experts    {100 * experts['hit_rate']:.1f} % hit, {format_bytes(experts['streamed_bytes'])} "
-            f"streamed in all{speed}"
+            f"streamed in all, "
+            f"prefill and decode{speed}"
         )
     if len(result["boosters"]) > 1:
         lines.append(f"exchange   {boosters_part(result['boosters']).removeprefix(' | ')}")

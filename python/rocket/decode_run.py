@@ -369,7 +369,9 @@ class Decoder:
                 "fraction_of_limit": self._fraction(engine, limit),
             },
             "experts": {
-                **run.experts.as_json(),
+                **run.experts.as_json(),  # of prompt and decoding together
+                "prefill": (run.experts - run.decode_experts).counts(),
+                "decode": run.decode_experts.counts(),  # as the closing line has them
                 "slots": info["slots"],
                 "slot_bytes": info["slot_bytes"],
                 "store": info["expert_store"] or None,

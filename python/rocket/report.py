@@ -109,13 +109,18 @@ class Experts:
         """While bytes were on their way."""
         return self.streamed_bytes / self.fetch_s / 1e9 if self.fetch_s > 0 else None
 
-    def as_json(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         return {
             "hits": self.hits,
             "misses": self.misses,
             "evictions": self.evictions,
             "hit_rate": self.hit_rate,
             "streamed_bytes": self.streamed_bytes,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.counts(),
             "fetch_gb_s": self.fetch_gb_s,
             "hints": self.hints,
             "layers": [
@@ -164,10 +169,11 @@ def closing_line(
 ) -> str:
     """The line that ends a run, for instance (on one line):
 
-    128 tok, 7.1 s, 18.0 tok/s (55.6 ms/tok) | prefill 512 tok, 1.2 s | experts 91.2 % hit, 0.42 GiB/tok |
-    74 % of read limit
+    128 tok, 7.1 s, 18.0 tok/s (55.6 ms/tok) | prefill 512 tok, 1.2 s |
+    experts 91.2 % hit, 0.42 GiB/tok in decode | 74 % of read limit
 
-    With a bounded cache of experts it has misses and evictions, too.
+    With a bounded cache of experts it has misses and evictions, too. They are those of decoding, which --json
+    has as experts.decode.
     """
     first = f"{tokens} tok, {format_seconds(timing.decode_s)}"
     rate = timing.decode_tok_s
@@ -182,7 +188,7 @@ def closing_line(
             if bounded
             else ""
         )
-        parts.append(f"experts {100 * decode.hits / used:.1f} % hit, {turnover}{streamed}/tok")
+        parts.append(f"experts {100 * decode.hits / used:.1f} % hit, {turnover}{streamed}/tok in decode")
     if fraction is not None:
         parts.append(f"{100 * fraction:.0f} % of read limit")
     return " | ".join(parts)
