@@ -338,7 +338,8 @@ void writing(const Fuel& fuel) {
   fuel.write(dir / "made/for/it");
   SlabStore(dir / "made/for/it", fuel.plan());
   fuel_files::write_file(dir / "file", "x");
-  throws<DeviceError>("a file in place of the folder", [&] { fuel.write(dir / "file"); }, {"cannot write"});
+  throws<DeviceError>("a file in place of the folder", [&] { fuel.write(dir / "file"); },
+                      {"file: cannot make the folder"});
 }
 
 // Any change of a byte, and any two words that change places, give another checksum.

@@ -38,6 +38,8 @@ _LIMITS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"
 
 def open_named(path: str, option: str) -> BufferedReader:
     """Opens a regular file. What cannot be opened is a wrong option."""
+    if not path:
+        raise UsageError(f"{option}: expected a file, found an empty name", "give the name of a file")
     try:
         return open_regular(path)
     except (OSError, ValueError) as error:
@@ -185,7 +187,12 @@ def parse_json(data: bytes, where: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: broken JSON: {error}", "correct the file, or write it again") from None
+        problem = str(error)
+        if isinstance(error, RecursionError):
+            problem = "expected less nesting of lists and objects"
+        elif "int_max_str_digits" in problem:  # advice for programs
+            problem = "expected no number of thousands of digits"
+        raise UsageError(f"{where}: broken JSON: {problem}", "correct the file, or write it again") from None
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,7 @@ class Notes:
 
     def say(self, line: str) -> None:
         if not self.quiet:
-            self.always(line)
+            self.always(one_line(line))
 
     def always(self, text: str) -> None:
         sys.stderr.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
@@ -25,7 +25,7 @@ class Notes:
 
     def choices(self, lines: list[str]) -> None:
         for line in lines:
-            self.say(one_line(line))
+            self.say(line)
 
     @contextmanager
     def progress(self, label: str, unit: str = "bytes") -> Iterator[Progress | None]:

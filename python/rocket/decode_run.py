@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rocket.boosters import Group
 from rocket.chat import ChatTemplate, ends_inside_thinking
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
-from rocket.errors import EXIT_INTERRUPTED, UsageError
+from rocket.errors import EXIT_INTERRUPTED, CliError, UsageError
 from rocket.expert_options import ExpertCache, check_trace_place
 from rocket.failures import fuel_error, plan_error
 from rocket.fuel import DEFAULT_FUEL, eos_ids, resolve, sampling_of
@@ -185,14 +185,14 @@ class Decoder:
             max_streams=1,
             **o.engine_arguments(),
         )
-        with engine:
+        with engine, self._naming_trace():
             self.run.timing.load_s = time.perf_counter() - start
             self._check_delivered(engine.info["max_context"])
+            if o.trace_out is not None:
+                engine.start_trace(o.trace_out)
             self.notes.choices(self.choices + engine.info["choices"])
             if o.diagnostics:
                 engine.core.set_diagnostics(True)
-            if o.trace_out is not None:
-                engine.start_trace(o.trace_out)
             self.windows = Windows(engine, o.stats, self.notes)
             try:
                 self._generate(engine)
@@ -203,6 +203,16 @@ class Decoder:
             self.windows.close()
             self._finish(engine)
         return EXIT_INTERRUPTED if self.run.interrupted else 0
+
+    @contextlib.contextmanager
+    def _naming_trace(self) -> Iterator[None]:
+        try:
+            yield
+        except _core.DeviceError as error:
+            name = f"trace {self.options.trace_out}: "
+            if self.options.trace_out is None or not str(error).startswith(name):
+                raise
+            raise CliError(f"--trace-out {str(error).removeprefix('trace ')}", error.hint) from error
 
     def _check_delivered(self, context: int) -> None:
         if context < self.context:

@@ -11,6 +11,8 @@ from rocket.errors import CliError, naming, reason_of
 
 
 def open_file(path: str, option: str) -> BufferedReader:
+    if not path:
+        raise CliError(f"{option}: expected a file, found an empty name", "give the name of a file")
     try:
         if Path(path).is_dir():
             raise IsADirectoryError(None, "it is a directory")

@@ -8,7 +8,7 @@ from typing import Any
 from rocket import _core
 from rocket.console import Notes
 from rocket.engine import Engine
-from rocket.errors import UsageError
+from rocket.errors import CliError, UsageError
 
 # What the engine calls a number, and the option that it comes from.
 _OPTIONS = {
@@ -43,6 +43,13 @@ def named_options(numbers: Mapping[str, Any]) -> Iterator[None]:
             raise
         message = f"{option}: {rest}" if option else str(error)
         raise UsageError(message, getattr(error, "hint", "") or "see --help") from error
+    except (_core.FuelError, _core.DeviceError) as error:
+        slab = numbers.get("expert_slab")
+        if slab and str(error).startswith(str(slab)):
+            raise CliError(f"--expert-slab: {error}", error.hint) from error
+        if str(error).startswith("backend "):
+            raise CliError(f"--{error}", error.hint) from error
+        raise
 
 
 def load_engine(folder: Path, notes: Notes, **numbers: Any) -> Engine:

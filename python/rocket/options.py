@@ -75,7 +75,7 @@ def check_real(
     if not (above and below and math.isfinite(value)):
         left, right = "[("[not with_low], "])"[not with_high]
         raise UsageError(
-            f"{option}: expected a number in {left}{low:g}, {high:g}{right}, found {value:g}",
+            f"{option}: expected a number in {left}{low:g}, {high:.10g}{right}, found {value:g}",
             "see --help for the default",
         )
     return value
@@ -85,6 +85,8 @@ def check_output_name(option: str, path: str) -> None:
     """Throws UsageError for names that are no file of their own."""
     if not path:
         raise UsageError(f"{option}: expected a file, found an empty name", "give the name of a file")
+    if path.endswith("/"):
+        raise UsageError(f"{option}: expected a file, found the folder {path}", "give the name of a file")
     stdout = path in ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
     if stdout or (_is_regular(1) and _same_file(path, 1)):
         raise UsageError(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rocket.console import Notes
-from rocket.errors import CliError, UsageError
+from rocket.errors import CliError, UsageError, naming
 from rocket.fuel import resolve
 from rocket.options import check_output_place, flag
 from rocket.report import counted, format_bytes
@@ -54,8 +54,9 @@ def slab(
     """
     if not folder:
         raise UsageError("DIR: expected a folder, found nothing", "give the folder that the slab shall be in")
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise UsageError(f"DIR: expected a folder, found the file {folder}", "give a folder")
+    with naming(f"DIR: cannot use {folder}", "give a folder"):
+        if Path(folder).exists() and not Path(folder).is_dir():
+            raise UsageError(f"DIR: expected a folder, found the file {folder}", "give a folder")
     from rocket import _core
 
     weights = resolve(fuel)

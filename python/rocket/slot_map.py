@@ -29,13 +29,15 @@ def read_slot_map(path: str, layer_ids: Sequence[int], option: str = "--slot-map
             raise UsageError(f"{where}: expected MoE layers {_listed(layers)}, found {shown(layer)}", _HINT)
         if isinstance(count, bool) or not isinstance(count, int):
             raise UsageError(
-                f"{where}: {layer}: expected a whole number of slots, found {shown(count)}", _HINT
+                f"{where}: layer {layer}: expected a whole number of slots, found {shown(count)}", _HINT
             )
         if not 0 <= count <= _MOST:
-            raise UsageError(f"{where}: {layer}: expected 0 to {_MOST} slots, found {shown(count)}", _HINT)
+            raise UsageError(
+                f"{where}: layer {layer}: expected 0 to {_MOST} slots, found {shown(count)}", _HINT
+            )
     for layer in layers:
         if layer not in value:
-            raise UsageError(f"{where}: {layer}: missing; expected a whole number of slots", _HINT)
+            raise UsageError(f"{where}: layer {layer}: missing; expected a whole number of slots", _HINT)
     return tuple(value[layer] for layer in layers)
 
 

@@ -37,6 +37,10 @@ class Draft {
   Draft(const std::string& dir, int64_t bytes) : target_(slab_path(dir)), path_(target_ + ".part") {
     std::error_code error;
     std::filesystem::create_directories(dir, error);
+    if (error) {
+      throw DeviceError(dir + ": cannot make the folder: " + error.message(),
+                        "give a folder that is yours, or can be made");
+    }
     fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd_ < 0) fail("cannot write");
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {

@@ -1,6 +1,7 @@
 #include "experts/trace.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -107,7 +108,9 @@ TraceWriter::TraceWriter(const std::string& path, TraceHeader header)
   if (fd_ < 0) throw io_error("write it", path);
   try {
     write_all(header_bytes(header_));
-  } catch (...) {
+  } catch (...) {  // nothing is of use without it
+    struct stat status;
+    if (::fstat(fd_, &status) == 0 && S_ISREG(status.st_mode)) ::unlink(path.c_str());
     ::close(fd_);
     throw;
   }
@@ -202,9 +205,22 @@ void TraceWriter::write_all(const std::vector<uint8_t>& data) {
   while (done < data.size()) {
     const ssize_t n = ::write(fd_, data.data() + done, data.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw io_error("write it", path_);
+    if (n < 0) {
+      const DeviceError error = io_error("write it", path_);
+      drop_torn_row();
+      throw error;
+    }
     done += static_cast<size_t>(n);
   }
+}
+
+// Of a full disk, say. Where the file cannot be cut, readers leave such a row out.
+void TraceWriter::drop_torn_row() const {
+  const off_t end = ::lseek(fd_, 0, SEEK_CUR);
+  const auto header = static_cast<off_t>(header_.header_bytes()),
+             row = static_cast<off_t>(header_.row_bytes());
+  if (end <= header || (end - header) % row == 0) return;
+  if (::ftruncate(fd_, end - (end - header) % row) != 0) return;
 }
 
 TraceReader::TraceReader(const std::string& path) : path_(path) {

@@ -71,6 +71,7 @@ class TraceWriter {
 
  private:
   void write_all(const std::vector<uint8_t>& data);
+  void drop_torn_row() const;
 
   std::string path_;
   TraceHeader header_;
