@@ -246,8 +246,8 @@ def test_a_size_beyond_all_experts_is_cut_and_said() -> None:
 def test_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     check_error(
         run_decode("--backend", "cuda", "--prompt-ids", "5", "--expert-slots", "3"),
-        1,
-        "at least 4",
+        2,
+        "--expert-slots: expected at least 4",
         "found 3",
     )
     monkeypatch.setenv("ROCKET_MEMORY_LIMIT", "257M")
