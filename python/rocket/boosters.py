@@ -114,13 +114,12 @@ def _start(wait: float) -> "Fabric":
     global _fabric, _starting
     from rocket import _core
 
-    _starting = launched()[1] > 1
+    begin = time.monotonic()
     try:
         _fabric = _core.mpi_fabric(wait)
-    except _core.DeviceError as error:
-        _starting = _starting and "has not started" in str(error)
+    except _core.DeviceError:
+        _starting = launched()[1] > 1 and time.monotonic() - begin >= wait
         raise
-    _starting = False
     return _fabric
 
 
