@@ -103,7 +103,6 @@ def test_json(fuel: Path) -> None:
         "slots",
         "slot_bytes",
         "store",
-        "bank_bytes",
         "requested",
         "prefill",
         "decode",
