@@ -26,7 +26,7 @@ say() { printf '\n==> %s (%d s)\n' "$*" $SECONDS; }
 rocket() { PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -c 'from rocket.cli import main; main()' "$@"; }
 
 component_tests() {
-  ctest --test-dir $build --output-on-failure -L gpu --output-junit results/ctest.xml > $results/ctest.log
+  ctest --test-dir $build -j 4 --output-on-failure -L gpu --output-junit results/ctest.xml > $results/ctest.log
 }
 
 python_tests() {
@@ -39,7 +39,7 @@ python_tests() {
 # within limits of time that are far exceeded under the tools.
 sanitizers() {
   find $build -maxdepth 1 -name 'test_gpu_*' -type f | grep -v slot_disk | sort | sed 's/^\(.*\)$/memcheck \1\nracecheck \1/' |
-    ROCKET_TEST_SMALL=1 xargs -P 6 -L 1 bash -c '
+    ROCKET_TEST_SMALL=1 xargs -P 8 -L 1 bash -c '
       log=$1/$2-$(basename "$3").log
       timeout 200 compute-sanitizer --tool "$2" --error-exitcode 9 "$3" > "$log" 2>&1 && exit 0
       echo "$2: $3 failed, status $?"; grep -E "=========|FAIL" "$log" | head -8; exit 1
