@@ -32,7 +32,7 @@ component_tests() {
 python_tests() {
   local parallel=''
   "$python" -c 'import xdist' 2> /dev/null && parallel='-n 8 -p no:benchmark'  # benchmarks warn beside pytest-xdist
-  PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1
+  PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu --durations=12 $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1
 }
 
 # One case in eight of each program, by both tools. Not of test_gpu_slot_disk: its kernels wait for a thread of the host,
