@@ -320,21 +320,21 @@ void test_limits() {
 // What devices exchange among themselves may take as long as it likes while something still comes.
 void test_watch() {
   for (const bool dead : {true, false}) {
-    const auto thrown = on_ranks(3, 0.5, [&](WireFabric& fabric, Post& post) {
+    const auto thrown = on_ranks(3, 1.0, [&](WireFabric& fabric, Post& post) {
       if (fabric.rank() == 1) {
         if (dead) {
           const std::lock_guard lock(post.mutex);
           post.dead[1] = true;
         }
-        std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        std::this_thread::sleep_for(std::chrono::milliseconds(5000));
         return;
       }
       const auto start = std::chrono::steady_clock::now();
       const auto so_far = [&] {
         return (std::chrono::steady_clock::now() - start) / std::chrono::milliseconds(100);
       };
-      fabric.watch([&]() -> int64_t { return so_far() < 10 ? so_far() : -1; }, "what comes");
-      expect(so_far() >= 10, "watched to its end");
+      fabric.watch([&]() -> int64_t { return so_far() < 15 ? so_far() : -1; }, "what comes");
+      expect(so_far() >= 15, "watched to its end");
       fabric.watch([] { return int64_t{5}; }, "rows of step 9");
     });
     const std::string want =
@@ -342,6 +342,20 @@ void test_watch() {
     expect(has(thrown[0], "waited") && has(thrown[0], "for rows of step 9 from rank") && has(thrown[0], want),
            "who waited for what: " + thrown[0]);
   }
+}
+
+// A rank's goodbye may come before what it sent earlier.
+void test_last_words() {
+  const auto thrown = on_ranks(2, 5, [&](WireFabric& fabric, Post& post) {
+    {
+      const std::lock_guard lock(post.mutex);
+      post.slow_channel = 2;  // messages
+      post.slow_until = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+    }
+    const std::vector<std::string> all = fabric.gather("from " + std::to_string(fabric.rank()), "last words");
+    if (fabric.rank() == 0) expect(all.size() == 2 && all[1] == "from 1", "the last words");
+  });
+  for (const std::string& error : thrown) expect(error.empty(), "no error: " + error);
 }
 
 void test_one_that_has_left() {
@@ -368,6 +382,7 @@ int main() {
   test_failure_reaches_all();
   test_limits();
   test_watch();
+  test_last_words();
   test_one_that_has_left();
   return check::finish("test_fabric");
 }

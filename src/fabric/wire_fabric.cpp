@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kMostBytes = int64_t{1} << 30;  // of one message on the wire
 constexpr size_t kFirstBytes = 2048;              // of a message that comes in one piece, its length included
 constexpr double kChooseSeconds = 0.5;
+constexpr double kGoneSeconds = 0.5;   // in which what a rank sent before it ended may still come
 constexpr double kStoppedSeconds = 1;  // between two looks that are microseconds apart
 constexpr uint64_t kMostMessage = uint64_t{1} << 30;
 
@@ -103,6 +104,7 @@ void WireFabric::take_control(int32_t r) {
   }
   if (c.sign == Sign::kBye) {
     peer.gone = true;
+    peer.gone_at = peer.heard;
     return;
   }
   call(wire_.receive(r, kControl, &peer.received, sizeof(Control), &peer.request), r, "receive");
@@ -223,7 +225,11 @@ void WireFabric::overdue(int32_t r, const std::string& what, Clock::time_point s
   const Peer& peer = peers_[static_cast<size_t>(r)];
   const std::string who =
       rank_name(rank_) + " waited " + shown(seconds_since(since)) + " for " + what + " from " + rank_name(r);
-  if (peer.gone) broken(r, who + ", which has ended", "see what that rank said");
+  // Its last sign may come before a message that it sent earlier.
+  if (peer.gone) {
+    if (seconds_since(peer.gone_at) <= kGoneSeconds) return;
+    broken(r, who + ", which has ended", "see what that rank said");
+  }
   const double silent = seconds_since(peer.heard);
   if (seconds_since(since) <= limit_ || (patience == Patience::kWhileAlive && silent <= limit_)) return;
   const bool dead = silent > limit_;

@@ -59,7 +59,8 @@ class WireFabric : public Fabric {
     Control received;
     Wire::Request request = 0;
     Clock::time_point heard;
-    bool gone = false;         // has said goodbye
+    bool gone = false;  // has said goodbye
+    Clock::time_point gone_at;
     bool beat_flying = false;  // the last sign of life is still on its way
     Wire::Request beat = 0;
   };
