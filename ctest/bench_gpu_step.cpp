@@ -2,6 +2,7 @@
 // takes.
 //
 //   bench_gpu_step FUEL [prompt tokens = 512] [steps = 64] [most streams = 8] [expert slots = all, without a cache]
+//                  [expert bank = auto]
 //
 // Tokens are random and the same in every run.
 #include <chrono>
@@ -133,7 +134,7 @@ void profile(Engine& engine, int32_t streams, int steps) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: bench_gpu_step FUEL [prompt] [steps] [most streams] [slots]\n");
+    std::fprintf(stderr, "usage: bench_gpu_step FUEL [prompt] [steps] [most streams] [slots] [bank]\n");
     return 2;
   }
   const auto number = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
@@ -146,6 +147,7 @@ int main(int argc, char** argv) {
     options.max_streams = most + (slots > 0 ? kFresh : 0);
     options.max_context = prompt + 16 * steps;
     options.expert_cache.slots = slots;
+    if (argc > 6) options.expert_bank = argv[6];
     const auto loading = Clock::now();
     const auto engine = load_engine(options);
     const double load_s = ms_since(loading) * 1e-3;

@@ -1,7 +1,7 @@
 // A cache of experts on the device, in the shapes of GLM-5.3-Flash: 8 of 288 experts a row, hidden size 4096, inner size
 // 2048, NVFP4.
 //
-//   the rate of a fetch from the host bank, of both kinds, beside cudaMemcpyAsync from pinned memory in the same run
+//   the rate of a fetch from the host bank, of all kinds, beside cudaMemcpyAsync from pinned memory in the same run
 //   what a look-up adds to the router: everything there, and about half missing
 //   what waves add to a layer of experts where nothing is missing
 #include <algorithm>
@@ -50,9 +50,9 @@ struct Routing {
 };
 
 // Eight experts a launch in turn, of 64, in eight slots: all are missing, always.
-void fetch_rate(check::Gpu& gpu, SlotCopy copy, const char* name, double copy_rate) {
-  constexpr int32_t kExperts = 64;
-  check::StreamBench bench(gpu, config_of(1, kExperts, kTopk), kHidden, kInner, false, kTopk, copy);
+constexpr int32_t kFetched = 64;
+void fetch_rate(check::Gpu& gpu, const check::StreamBench& bench, const char* name, double copy_rate) {
+  constexpr int32_t kExperts = kFetched;
   std::vector<float> logits(static_cast<size_t>(kLaunches * kExperts), -4.0f);
   for (int i = 0; i < kLaunches; ++i) {
     for (int j = 0; j < kTopk; ++j)
@@ -150,8 +150,20 @@ void all(check::Gpu& gpu) {
   }
   std::printf("cudaMemcpyAsync from pinned memory: %.2f GB/s; the figures of fetches are shares of it\n",
               rates->pinned_to_gb_s);
-  fetch_rate(gpu, SlotCopy::kLoads, "fetch of 8 experts by loads", rates->pinned_to_gb_s * 1e9);
-  fetch_rate(gpu, SlotCopy::kBulk, "fetch of 8 experts in bulk", rates->pinned_to_gb_s * 1e9);
+  const auto config = config_of(1, kFetched, kTopk);
+  const double rate = rates->pinned_to_gb_s * 1e9;
+  {
+    const check::StreamBench loads(gpu, config, kHidden, kInner, false, kTopk, SlotCopy::kLoads);
+    fetch_rate(gpu, loads, "fetch of 8 experts by loads", rate);
+  }
+  {
+    const check::StreamBench bulk(gpu, config, kHidden, kInner, false, kTopk, SlotCopy::kBulk);
+    fetch_rate(gpu, bulk, "fetch of 8 experts in bulk", rate);
+  }
+  {
+    const check::StreamBench swaps(gpu, config, kHidden, kInner, false, kTopk);
+    fetch_rate(gpu, swaps, "swap of 8 experts, bytes of one direction", rate);
+  }
   for (const int32_t rows : {1, 8, 64, 512}) look_ups(gpu, rows);
   for (const int32_t rows : {1, 2, 8}) waves(gpu, rows);
   check::expect(true, "ran");

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "experts/slot_state.h"
 #include "gpu_stream.h"
 #include "ops/slot_cache.h"
 
@@ -15,7 +16,25 @@ struct Case {
   int32_t most_rows = 1, groups = 1, topk_group = 1;
   int steps = 12;
   rocket::SlotCopy copy = rocket::SlotCopy::kLoads;
+  bool exclusive = false;
 };
+
+inline StreamBench make_bench(Gpu& gpu, const Case& c) {
+  const int64_t choices = int64_t{c.most_rows} * c.config.topk;
+  if (c.exclusive) return StreamBench(gpu, c.config, c.hidden, c.inner, true, choices);
+  return StreamBench(gpu, c.config, c.hidden, c.inner, true, choices, c.copy);
+}
+
+// The cache that says what the device has to do.
+inline rocket::ExpertCache make_cache(const Case& c) {
+  rocket::ExpertCache cache(c.config);
+  if (!c.exclusive) return cache;
+  const rocket::SlotState state(c.config, 1, rocket::Tiers::kExclusive);
+  int32_t slot = 0;
+  for (const int32_t key : state.in_slots())
+    expect(cache.preload(key / c.config.experts, key % c.config.experts) == slot++, "slots from the start");
+  return cache;
+}
 
 inline std::string describe(const Case& c) {
   const rocket::CacheConfig& config = c.config;
@@ -23,7 +42,7 @@ inline std::string describe(const Case& c) {
          std::to_string(config.topk) + ", " +
          (config.layer_slots.empty() ? std::to_string(config.slots) + " slots" : std::string("budgets")) +
          ", rows to " + std::to_string(c.most_rows) + (c.groups > 1 ? ", groups" : "") +
-         (c.copy == rocket::SlotCopy::kBulk ? ", bulk" : "");
+         (c.copy == rocket::SlotCopy::kBulk ? ", bulk" : "") + (c.exclusive ? ", exclusive" : "");
 }
 
 template <typename T>

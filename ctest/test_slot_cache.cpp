@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "experts/slot_state.h"
+#include "ops/slot_hint.h"
 #include "ops/slot_lookup.h"
 #include "slot_team.h"
 
@@ -60,6 +61,13 @@ class Device {
     work(0);
     for (std::thread& other : others) other.join();
   }
+  void begin_step() { *cache.step_floor = *cache.clock; }
+  void hint(int32_t layer, int32_t expert) {
+    Team team(1);
+    HostBlock block(team, 0);
+    slot_hint(state_.hints(image_.data(), slots_.data(), slot_bytes_).cache, layer, expert, block);
+  }
+  StreamStats stats() const { return state_.stats(image_.data() + state_.stats_at()); }
   const SlotState& state() const { return state_; }
   int64_t stored(int32_t expert) const {
     return slot_layout(table_[static_cast<size_t>(expert)]).stored_bytes();
@@ -210,6 +218,41 @@ void runs(const CacheConfig& config, int32_t most_rows, int steps, int threads) 
   }
 }
 
+// Hints between steps, into free slots and others, as ExpertCache takes them.
+void hints(const CacheConfig& config, int32_t most_rows, int steps) {
+  const std::string what = "hints, " + std::to_string(config.slots) + " slots";
+  ExpertCache cache(config);
+  Device device(config, int64_t{most_rows} * config.topk, 1);
+  int64_t useful = 0, wasted = 0;
+  for (int step = 0; step < steps; ++step) {
+    for (int n = draw(0, 9); n > 0; --n) {
+      const int32_t layer = draw(0, config.layers - 1), expert = draw(0, config.experts - 1);
+      const HintedSlot taken = cache.hint(layer, expert);
+      device.hint(layer, expert);
+      if (taken.answer != HintAnswer::kTaken) continue;
+      cache.arrived(layer, expert);
+      expect(device.points_to(layer, expert, taken.slot), what + ": the table points to the slot");
+    }
+    check_state(device, cache, config, what);
+    cache.begin_step();
+    device.begin_step();
+    for (int32_t layer = 0; layer < config.layers; ++layer) {
+      const std::vector<int32_t> ids = choices(config, draw(1, most_rows));
+      device.look_up(layer, ids);
+      check_waves(device, layer, ids, cache.resolve_rows(layer, ids), what);
+    }
+    check_state(device, cache, config, what);
+    const StreamStats stats = device.stats();
+    expect(stats.layers == cache.layer_counters(), what + ": counters");
+    const CacheCounters sum = cache.counters();
+    expect(sum.hints_taken == sum.hints_useful + sum.hints_wasted + stats.hints_there, what + ": each hint");
+    useful = stats.hint_bytes.useful, wasted = stats.hint_bytes.wasted;
+  }
+  const bool tight =
+      config.layer_slots.empty() && config.slots < 2 * config.topk;  // one layer pushes out another's
+  expect(tight || (useful > 0 && wasted > 0), what + ": of both kinds");
+}
+
 CacheConfig config_of(int32_t layers, int32_t experts, int32_t topk, int64_t slots) {
   CacheConfig c;
   c.layers = layers, c.experts = experts, c.topk = topk, c.slots = slots;
@@ -241,6 +284,10 @@ void all() {
     as_any.many_rows = false;
     runs(as_any, 40, steps, threads);
   }
+  for (const int64_t slots : {6, 7, 23, 90, 150}) hints(config_of(4, 64, 6, slots), 3, 200);
+  CacheConfig budgets = config_of(4, 40, 4, 0);
+  budgets.layer_slots = {4, 7, 38, 11};
+  hints(budgets, 16, 200);
   runs(config_of(2, 4096, 16, 5000), 512, 12, 1);
   runs(config_of(2, 4096, 64, 64), 200, 6, 1);
   try {

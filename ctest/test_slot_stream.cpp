@@ -1,10 +1,12 @@
 // The engine on experts that come in the waves of a device's cache, which split hits and misses and whose number depends
-// on the rows only: the bits of experts in place. Cache and slots are the host's here, and the ops the CPU's.
+// on the rows only: the bits of experts in place. Cache and slots are the host's here, and the ops the CPU's. So with
+// exclusive tiers, where misses trade places with what makes way for them.
 #include <cstring>
 #include <memory>
 
 #include "check.h"
 #include "experts/slot_state.h"
+#include "experts/split_bank.h"
 #include "glm5-moe-nvfp4-2b/forward.h"
 #include "ops/slot_lookup.h"
 #include "runtime/session.h"
@@ -16,17 +18,29 @@ using namespace rocket;
 
 constexpr int32_t kMaxRows = 64;
 
-// Misses are copied from where the experts lie in the mapped file.
+// Misses are copied from where the experts lie in the mapped file, or from the places of those without a slot.
 class SlotStream : public ExpertStream {
  public:
-  SlotStream(const CacheConfig& config, std::vector<std::vector<ExpertWeights>> from)
-      : state_(config, int64_t{kMaxRows} * config.topk), from_(std::move(from)) {
+  SlotStream(const CacheConfig& config, std::vector<std::vector<ExpertWeights>> from, Tiers tiers)
+      : state_(config, int64_t{kMaxRows} * config.topk, tiers), from_(std::move(from)) {
     std::vector<std::span<const ExpertWeights>> tables(from_.begin(), from_.end());
     int64_t slot_bytes = 0;
     for (const auto& table : tables) slot_bytes = std::max(slot_bytes, slot_bytes_of(table));
-    image_ = state_.image(tables, {});
     slots_.resize(static_cast<size_t>(slot_bytes * state_.slots()), '\x7f');
+    std::vector<const char*> places;
+    if (tiers == Tiers::kExclusive) {
+      const std::vector<int32_t> rest = state_.in_places();
+      places_.resize(rest.size() * static_cast<size_t>(slot_bytes), '\x7e');
+      for (size_t i = 0; i < rest.size(); ++i) {
+        places.push_back(places_.data() + i * static_cast<size_t>(slot_bytes));
+        copy(rest[i], config.experts, places_.data() + i * static_cast<size_t>(slot_bytes));
+      }
+      for (size_t i = 0; i < state_.in_slots().size(); ++i)
+        copy(state_.in_slots()[i], config.experts, slots_.data() + i * static_cast<size_t>(slot_bytes));
+    }
+    image_ = state_.image(tables, places, slots_.data(), slot_bytes);
     cache_ = state_.cache(image_.data(), slots_.data(), slot_bytes);
+    bank_ = state_.bank(image_.data());
   }
   const ExpertWeights* table(int32_t layer) const { return cache_.table + layer * cache_.experts; }
 
@@ -42,7 +56,13 @@ class SlotStream : public ExpertStream {
   const int32_t* fetch(int32_t wave, Exec&) override {
     if (wave == 0) return cache_.hit_id;
     const SlotRange range = slot_wave(*cache_.lookup, wave);
-    for (int32_t m = range.begin; m < range.end; ++m) copy(cache_.miss[m]);
+    if (cache_.place_of) {
+      swap_on_host(cache_, bank_, wave);
+    } else {
+      for (int32_t m = range.begin; m < range.end; ++m)
+        copy(cache_.lookup->layer * cache_.experts + cache_.miss[m].expert, cache_.experts,
+             slots_.data() + cache_.miss[m].slot * cache_.slot_bytes);
+    }
     if (wave > 1) {
       for (size_t i = 0; i < ids_.size(); ++i) cache_.miss_id[i] = slot_wave_id(range, cache_.rank, ids_[i]);
     }
@@ -54,11 +74,9 @@ class SlotStream : public ExpertStream {
   int32_t most_waves = 0;  // that had something to do
 
  private:
-  void copy(const SlotMiss& miss) {
-    const ExpertWeights& e =
-        from_[static_cast<size_t>(cache_.lookup->layer)][static_cast<size_t>(miss.expert)];
+  void copy(int32_t key, int32_t experts, char* to) {
+    const ExpertWeights& e = from_[static_cast<size_t>(key / experts)][static_cast<size_t>(key % experts)];
     const SlotLayout layout = slot_layout(e);
-    char* const to = slots_.data() + miss.slot * cache_.slot_bytes;
     const Weight* const weights[] = {&e.gate, &e.up, &e.down};
     for (size_t i = 0; i < 3; ++i) {
       std::memcpy(to + layout.data_at[i], weights[i]->data, static_cast<size_t>(layout.data_bytes[i]));
@@ -70,15 +88,16 @@ class SlotStream : public ExpertStream {
 
   SlotState state_;
   std::vector<std::vector<ExpertWeights>> from_;
-  std::vector<char> image_, slots_;
+  std::vector<char> image_, slots_, places_;
   SlotCache cache_;
+  SlotBank bank_;
   SlotScratch scratch_;
   std::span<const int32_t> ids_;
 };
 
 // slots 0: experts in place.
 struct Loaded {
-  explicit Loaded(const CacheConfig& slots) {
+  explicit Loaded(const CacheConfig& slots, Tiers tiers = Tiers::kInclusive) {
     const glm5::Config config = glm5::read_config(ROCKET_SPARKLER);
     glm5::Loader loader(config, ROCKET_SPARKLER);
     auto backend = make_cpu_backend(2);
@@ -92,7 +111,7 @@ struct Loaded {
       cache.layers = static_cast<int32_t>(tables.size());
       cache.experts = config.n_routed_experts;
       cache.topk = config.num_experts_per_tok;
-      auto made = std::make_unique<SlotStream>(cache, std::move(tables));
+      auto made = std::make_unique<SlotStream>(cache, std::move(tables), tiers);
       stream = made.get();
       int32_t number = 0;
       for (glm5::LayerWeights& layer : weights->weights.layer) {
@@ -143,9 +162,13 @@ void all() {
   for (const int64_t slots : {topk, topk + 1, layers * experts / 4, layers * experts / 2, layers * experts})
     sizes.emplace_back().slots = slots;
   sizes.emplace_back().layer_slots.assign(static_cast<size_t>(layers), topk + 1);
-  for (const CacheConfig& size : sizes) {
-    const std::string what = size.slots > 0 ? std::to_string(size.slots) + " slots" : "budgets";
-    Loaded some(size);
+  for (size_t i = 0; i < 2 * sizes.size(); ++i) {
+    const CacheConfig& size = sizes[i / 2];
+    const bool exclusive = i % 2 == 1;
+    if (exclusive && size.slots == layers * experts) continue;  // nothing is left for places
+    const std::string what = (size.slots > 0 ? std::to_string(size.slots) + " slots" : "budgets") +
+                             std::string(exclusive ? ", exclusive" : "");
+    Loaded some(size, exclusive ? Tiers::kExclusive : Tiers::kInclusive);
     const std::vector<float> found = logits_of(*some.session);
     check::same_bits(what, found.data(), expected.data(), static_cast<int64_t>(expected.size()));
     check::expect(size.slots == layers * experts || some.stream->most_waves >= (size.slots == topk ? 3 : 2),

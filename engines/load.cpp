@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "boosters.h"
+#include "experts/behind.h"
 #include "experts/device_stream.h"
 #include "experts/slab_store.h"
 #include "experts/slot_server.h"
@@ -35,9 +36,9 @@ struct Plan {
   int64_t dense = 0, experts = 0, workspace = 0,
           state = 0;  // bytes; experts resident or in the cache's slots
   std::optional<CacheBudget> cache;
-  int64_t cache_state = 0;  // bytes of a device's cache besides its slots; part of the workspace
-  int64_t bank = 0;         // of experts in the host's memory, for a device
-  bool from_disk = false;   // a device's experts stay in the slab
+  int64_t cache_state = 0;           // bytes of a device's cache besides its slots; part of the workspace
+  std::optional<BehindPlan> behind;  // a device's cache that does not hold all experts
+  bool in_place = false;             // no cache: all experts in one memory, the host's and the device's
   std::vector<std::string> choices;
 
   int64_t total() const { return dense + experts + workspace + state; }
@@ -65,16 +66,20 @@ std::string smaller_cache(const Plan& plan, int64_t available) {
 }
 
 [[noreturn]] void does_not_fit(const Plan& plan, const MemoryAvailable& available) {
-  const std::string experts = plan.experts > 0 ? (plan.cache ? "expert slots " : "routed experts ") +
-                                                     format_bytes(plan.experts) + ", "
-                                               : std::string();
+  const std::string kind = plan.in_place ? "routed experts in place "
+                           : plan.cache  ? "expert slots "
+                                         : "routed experts ";
+  const std::string experts = plan.experts > 0 ? kind + format_bytes(plan.experts) + ", " : std::string();
   throw PlanError(
       "memory: needs " + format_bytes(plan.total() + kReserveBytes) + " (dense weights " +
           format_bytes(plan.dense) + ", " + experts + "state of " + std::to_string(plan.max_streams) +
           " streams of " + std::to_string(plan.max_context) + " tokens " + format_bytes(plan.state) +
           ", workspace " + format_bytes(plan.workspace) + ", reserve " + format_bytes(kReserveBytes) +
           "), available " + format_bytes(available.bytes) + " (" + available.source + ")",
-      plan.cache ? smaller_cache(plan, available.bytes)
+      plan.in_place
+          ? "host and device share one memory, so that a cache would be a second copy: free memory, use a "
+            "smaller fuel, or leave experts in a slab (--expert-slab, --expert-bank no)"
+      : plan.cache ? smaller_cache(plan, available.bytes)
       : plan.dense + plan.experts + kReserveBytes > available.bytes
           ? "the weights alone do not fit: free memory, raise the container's limit, use --backend "
             "cpu, or a smaller fuel"
@@ -113,85 +118,71 @@ CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config
   return plan_cache(request, shape, loader.slot_bytes(), numbers);
 }
 
-// Of a cache in a device's memory. One that holds all of the rank's experts is filled at the start; any other has all of them behind it,
-// in the host's memory or in a slab.
+// How many experts are this rank's.
+int64_t own_experts(const CacheConfig& cache) {
+  if (cache.owned.empty()) return int64_t{cache.layers} * cache.experts;
+  return std::accumulate(cache.owned.begin(), cache.owned.end(), int64_t{0});
+}
+
+bool holds_all(const CacheBudget& cache) {
+  return cache.slots == own_experts(cache.config);
+}
+
+// Instead of a cache, where host and device have one memory.
+void plan_in_place(Plan& plan, const glm5::Loader& loader) {
+  const CacheConfig& cache = plan.cache->config;
+  plan.in_place = true;
+  plan.experts = loader.slots_bytes();
+  plan.cache->slots = own_experts(cache);
+  plan.cache->about = "expert cache: none is made, as host and device share one memory: all " +
+                      std::to_string(plan.cache->slots) + " experts, " + format_bytes(plan.experts) +
+                      ", lie there once and are read in place";
+}
+
+// Of a cache in a device's memory. One that holds all of the rank's experts is filled at the start.
 void plan_device_cache(Plan& plan, const glm5::Config& config, const glm5::Loader& loader, int32_t rows) {
   const CacheConfig& cache = plan.cache->config;
-  const int64_t all = cache.owned.empty()
-                          ? int64_t{cache.layers} * cache.experts
-                          : std::accumulate(cache.owned.begin(), cache.owned.end(), int64_t{0});
-  if (plan.cache->slots == all) {
+  if (holds_all(*plan.cache)) {
     plan.experts = loader.slots_bytes();
     plan.cache->about += "; they are loaded at the start, and none is streamed";
     return;
   }
   plan.cache_state = SlotState(cache, int64_t{rows} * config.num_experts_per_tok).bytes();
-  plan.bank = loader.slots_bytes();
 }
 
-// What the host needs for a device; where it has no memory apart from the device's, beside all the rest.
-struct HostNeeds {
-  int64_t behind = 0, dense = 0, others = 0;  // of the bank or the staging, and of dense weights before it
-  bool shared = false;
-  int64_t total() const { return std::max(behind, dense) + others + kReserveBytes; }
-};
-
-[[noreturn]] void host_is_short(const HostNeeds& needs, const std::string& what, const MemoryAvailable& host,
-                                const std::string& hint) {
-  throw PlanError(
-      "host memory: needs " + format_bytes(needs.total()) + " (" + what + " " + format_bytes(needs.behind) +
-          (needs.shared ? ", what the device takes of the same memory " + format_bytes(needs.others) : "") +
-          ", reserve " + format_bytes(kReserveBytes) + "), available " + format_bytes(host.bytes) + " (" +
-          host.source + ")",
-      hint);
-}
-
-// Where all experts are behind a cache that does not hold them.
-void choose_bank(Plan& plan, const EngineOptions& options, Backend& backend) {
-  const MemoryAvailable host = memory_available();
-  HostNeeds needs;
-  needs.shared = device_shares_memory(backend.exec());
-  needs.behind = plan.bank;
-  needs.dense = plan.dense;
-  needs.others = needs.shared ? plan.total() : 0;
-  const bool fits = needs.total() <= host.bytes, slab = !options.expert_slab.empty();
-  if (options.expert_bank == "yes" || (options.expert_bank == "auto" && (fits || !slab))) {
-    const std::string more =
-        slab ? "" : ", or write a slab (rocket fuel slab) and give it with --expert-slab";
-    if (!fits) {
-      host_is_short(needs, "host bank of all routed experts", host,
-                    "free memory, raise the container's limit, use a smaller fuel, or a cache that holds all "
-                    "experts if the device has the room" +
-                        more);
-    }
-    plan.cache->about += "; all of them in a host bank, " + format_bytes(plan.bank);
-    return;
-  }
-  plan.cache->about += "; the others in the slab";
-  if (options.expert_bank == "auto") {
-    plan.cache->about += ", as a host bank needs " + format_bytes(needs.total()) + " and available are " +
-                         format_bytes(host.bytes) + " (" + host.source + ")";
-  }
-  plan.bank = 0;
-  plan.from_disk = true;
-  needs.behind = SlotServer::kParts *
-                 SlotServer::staging_for(plan.cache->slot_bytes, plan.cache->config.experts).part_bytes();
-  if (needs.total() > host.bytes) {
-    host_is_short(needs, "staging for experts from the slab", host,
-                  "free memory, or raise the container's limit");
-  }
+// Where the experts are that have no slot. With one memory all of them do not fit into it, or shall not be there.
+void choose_behind(Plan& plan, const EngineOptions& options, const glm5::Loader& loader, Backend& backend) {
+  const CacheConfig& cache = plan.cache->config;
+  BehindRequest r;
+  const bool shared = device_shares_memory(backend.exec());
+  r.bank = shared ? "no" : options.expert_bank;
+  r.slab = !options.expert_slab.empty();
+  r.experts = own_experts(cache);
+  r.whole = cache.owned.empty();
+  r.slots = plan.cache->slots;
+  r.slot_bytes = plan.cache->slot_bytes;
+  r.bank_bytes = loader.slots_bytes();
+  r.staging_bytes = SlotServer::kParts * SlotServer::staging_for(r.slot_bytes, cache.experts).part_bytes();
+  r.dense_bytes = plan.dense;
+  r.shared_bytes = shared ? plan.total() : 0;
+  r.reserve_bytes = kReserveBytes;
+  r.host = memory_available();
+  plan.behind = plan_behind(r);
+  plan.cache->about += plan.behind->about;
+  if (shared && options.expert_bank == "auto")
+    plan.cache->about += ", as host and device share one memory, which has no room for all of them";
 }
 
 void check_bank_word(const EngineOptions& options, bool on_host) {
   const std::string& word = options.expert_bank;
-  if (word != "auto" && word != "yes" && word != "no")
-    throw InputError("expert bank: expected auto, yes or no, found '" + word + "'");
+  if (word != "auto" && word != "yes" && word != "exclusive" && word != "no")
+    throw InputError("expert bank: expected auto, yes, exclusive or no, found '" + word + "'");
   if (word == "auto") return;
   if (!options.expert_cache.given()) {
     throw InputError("expert bank: expected a cache of experts beside it, found none",
                      "give --expert-cache-gib, --expert-slots or --slot-map");
   }
-  if (on_host && word == "yes") {
+  if (on_host && word != "no") {
     throw InputError("expert bank: expected a GPU, whose experts it holds; the cpu backend has none",
                      "leave --expert-bank out");
   }
@@ -201,16 +192,29 @@ void check_bank_word(const EngineOptions& options, bool on_host) {
   }
 }
 
-Plan make_plan(const EngineOptions& options, const glm5::Config& config, const glm5::Precision& precision,
-               const glm5::Loader& loader, Backend& backend, int32_t rows) {
+// What a plan is made of, and for.
+struct PlanSource {
+  const EngineOptions& options;
+  const glm5::Config& config;
+  const glm5::Precision& precision;
+  const glm5::Loader& loader;
+  Backend& backend;
+  int32_t rows;
+};
+
+// Whether it fits into what is available.
+bool size_plan(const PlanSource& from, bool in_place, const MemoryAvailable& available, Plan& plan) {
+  const auto& [options, config, precision, loader, backend, rows] = from;
   const StateLayout layout = glm5::Glm5::state_layout(config, precision);
-  const MemoryAvailable available = backend.available();
-  Plan plan;
   plan.dense = loader.dense_bytes();
   if (options.expert_cache.given()) {
     plan.cache = cache_budget(options.expert_cache, config, loader, options.split, options.fabric->rank());
     plan.experts = plan.cache->bytes();
-    if (!backend.memory().host()) plan_device_cache(plan, config, loader, rows);
+    if (in_place) {
+      plan_in_place(plan, loader);
+    } else if (!backend.memory().host()) {
+      plan_device_cache(plan, config, loader, rows);
+    }
   } else if (!backend.memory().host()) {
     plan.experts = loader.slots_bytes();
   }
@@ -230,8 +234,36 @@ Plan make_plan(const EngineOptions& options, const glm5::Config& config, const g
   // context.
   while (!options.max_streams && plan.max_streams > 1 && !fits(2)) plan.max_streams /= 2;
   while (!options.max_context && plan.max_context > 256 && !fits(1)) plan.max_context /= 2;
-  if (!fits(1)) does_not_fit(plan, available);
-  if (plan.bank > 0) choose_bank(plan, options, backend);
+  return fits(1);
+}
+
+// A cache on a device that does not hold all experts.
+bool is_bounded(const Plan& plan, Backend& backend) {
+  return plan.cache && !backend.memory().host() && !holds_all(*plan.cache);
+}
+
+// Where host and device have one memory, nothing is gained by a second place for experts that fit.
+bool try_in_place(const PlanSource& from, Plan& plan) {
+  const EngineOptions& options = from.options;
+  if (!options.expert_cache.given() || options.expert_bank == "no" ||
+      !device_shares_memory(from.backend.exec()))
+    return false;
+  MemoryAvailable available = from.backend.available();
+  if (const MemoryAvailable host = memory_available(); host.bytes < available.bytes) available = host;
+  if (size_plan(from, true, available, plan)) return true;
+  if (options.expert_bank != "auto" || options.expert_slab.empty()) does_not_fit(plan, available);
+  plan = {};
+  return false;
+}
+
+Plan make_plan(const PlanSource& from) {
+  const auto& [options, config, precision, loader, backend, rows] = from;
+  Plan plan;
+  if (!try_in_place(from, plan)) {
+    const MemoryAvailable available = backend.available();
+    if (!size_plan(from, false, available, plan)) does_not_fit(plan, available);
+    if (is_bounded(plan, backend)) choose_behind(plan, options, loader, backend);
+  }
   if (plan.cache) plan.choices.push_back(plan.cache->about);
   if (!options.max_context) {
     plan.choices.push_back("context: " + std::to_string(plan.max_context) +
@@ -296,21 +328,22 @@ std::unique_ptr<Engine> load(EngineOptions options) {
                      : make_cpu_backend(threads_for(options));
   check_bank_word(options, backend->memory().host());
   const glm5::Precision precision = precision_for(options, *backend);
-  Plan plan = make_plan(options, config, precision, *loader, *backend, rows);
+  Plan plan = make_plan({options, config, precision, *loader, *backend, rows});
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
   if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);
   Backend& on = *backend;
   const bool on_host = on.memory().host();
   std::unique_ptr<ExpertStore> store;
-  const bool streams_there = plan.bank > 0 || plan.from_disk;
-  if (plan.cache && (on_host || streams_there)) store = expert_store(options, *loader);
+  if (plan.cache && (on_host || plan.behind || plan.in_place)) store = expert_store(options, *loader);
   if (store && !store->note().empty()) plan.choices.push_back(store->note());
   if (!store && !options.expert_slab.empty())
     plan.choices.push_back("expert slab: not read, as experts are loaded once, from the fuel's files");
   std::unique_ptr<glm5::LoadedWeights> weights;
-  if (streams_there) {
+  if (plan.in_place) {
+    weights = loader->load_in_place(std::move(store), on.memory(), on.exec(), options.progress);
+  } else if (plan.behind) {
     const int64_t choices = int64_t{rows} * config.num_experts_per_tok;
-    weights = loader->load_streamed(plan.cache->config, std::move(store), plan.bank > 0, on.memory(),
+    weights = loader->load_streamed(plan.cache->config, std::move(store), plan.behind->behind, on.memory(),
                                     on.exec(), choices, options.progress);
   } else if (store) {
     weights = loader->load_streamed(plan.cache->config, std::move(store), options.progress);
@@ -332,6 +365,8 @@ std::unique_ptr<Engine> load(EngineOptions options) {
     info.slots = plan.cache->slots;
     info.slots_requested = plan.cache->requested_slots;
     info.cache_bytes_requested = plan.cache->requested_bytes;
+    if (plan.behind && plan.behind->behind != Behind::kDisk) info.bank_bytes = plan.behind->bytes;
+    if (plan.in_place) info.bank_bytes = plan.experts;
   }
   const SessionLimits limits{plan.max_context, plan.max_rows, plan.max_streams, state_budget(plan, on)};
   if (!several) return std::make_unique<Session>(std::move(model), limits);

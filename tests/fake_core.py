@@ -109,6 +109,7 @@ class CoreEngine:
             "dense_bytes": 10**8,
             "slot_bytes": 1024,
             "expert_store": SCRIPT.get("expert_store", ""),
+            "bank_bytes": 0,
             "slots_requested": 0,
             "cache_bytes_requested": 0,
             "token_bytes": 10**6,

@@ -103,6 +103,7 @@ def test_json(fuel: Path) -> None:
         "slots",
         "slot_bytes",
         "store",
+        "bank_bytes",
         "requested",
         "prefill",
         "decode",

@@ -189,6 +189,7 @@ def test_the_json_object(fuel: str) -> None:
         "slots": 16,
         "slot_bytes": 1024,
         "store": None,
+        "bank_bytes": 0,
         "requested": None,
         "prefill": {"hits": 0, "misses": 0, "evictions": 0, "hit_rate": None, "streamed_bytes": 0},
         "decode": {"hits": 36, "misses": 4, "evictions": 4, "hit_rate": 0.9, "streamed_bytes": 4 << 20},

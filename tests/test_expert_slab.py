@@ -234,10 +234,11 @@ def test_a_bank_is_a_gpus(slab: Path) -> None:
     without = run_decode(*small, "--expert-bank", "no", "--json")
     assert without.status == 0, without.err
     assert json.loads(without.out)["token_ids"] == json.loads(plain.out)["token_ids"]
-    check_error(run_decode(*small, "--expert-bank", "yes"), 2, "--expert-bank: expected a GPU")
+    for word in ("yes", "exclusive"):
+        check_error(run_decode(*small, "--expert-bank", word), 2, "--expert-bank: expected a GPU")
     check_error(run_decode(*small, "--expert-bank", "some"), 2, "--expert-bank", "found 'some'")
     check_error(run_decode(*base, "--expert-bank", "no"), 2, "--expert-bank: expected one of --expert-cache")
-    with pytest.raises(InputError, match="expected auto, yes or no, found 'some'"):
+    with pytest.raises(InputError, match="expected auto, yes, exclusive or no, found 'some'"):
         engine(SPARKLER, expert_slots=20, expert_bank="some")
 
 

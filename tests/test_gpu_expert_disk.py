@@ -196,13 +196,17 @@ def test_auto_leaves_them_on_the_disk_where_memory_is_short(
     core = engine(fuel)
     info = core.info()
     core.unload()
-    assert info["dense_bytes"] < info["expert_bytes"]
     _core.FuelSlab(str(fuel), str(tmp_path)).write()
-    # Dense weights and staging fit beside the reserve, the bank does not.
-    monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str((256 << 20) + info["expert_bytes"] - 1))
-    with Engine(fuel, backend="cuda", expert_slots=20, expert_slab=tmp_path) as small:
+    slots = info["topk"]
+    core = engine(fuel, expert_slots=slots, expert_slab=str(tmp_path), expert_bank="exclusive")
+    bank = core.info()["bank_bytes"]
+    core.unload()
+    # Dense weights and staging fit beside the reserve, the bank of those without a slot does not.
+    assert info["dense_bytes"] < bank < info["expert_bytes"]
+    monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str((256 << 20) + bank - 1))
+    with Engine(fuel, backend="cuda", expert_slots=slots, expert_slab=tmp_path) as small:
         assert STORE.fullmatch(small.info["expert_store"])
-        said = [choice for choice in small.info["choices"] if "as a host bank needs" in choice]
+        said = [choice for choice in small.info["choices"] if "as a host bank of them needs" in choice]
         assert len(said) == 1
         assert "ROCKET_MEMORY_LIMIT" in said[0]
 
@@ -214,5 +218,5 @@ def test_what_cannot_be(slab: Path) -> None:
     )
     check_error(run_decode(*base, "--expert-bank", "no"), 2, "--expert-bank", "--expert-slots")
     check_error(run_decode(*base, "--expert-slots", "20", "--expert-bank", "some"), 2, "--expert-bank")
-    with pytest.raises(InputError, match="expected auto, yes or no, found 'some'"):
+    with pytest.raises(InputError, match="expected auto, yes, exclusive or no, found 'some'"):
         engine(SPARKLER, expert_slots=20, expert_slab=str(slab), expert_bank="some")

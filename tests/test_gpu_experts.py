@@ -14,6 +14,8 @@ from backends import EXACT
 from cli_tools import check_error, run_decode, run_rocket
 from golden_fuels import CASES
 from rocket import PlanError, _core
+from rocket.architecture import read_architecture
+from rocket.plan import stream_state_bytes
 from rocket.routing_file import read_any_routing
 from test_expert_cache import GREEDY, SPARKLER, moe_layers, scenario, slots_of
 
@@ -93,6 +95,57 @@ def test_bits_with_a_slot_map(resident: Resident) -> None:
     core.unload()
 
 
+@pytest.mark.parametrize("size", ["smallest", "one more", "25 %", "50 %", "all but one"])
+def test_bits_with_exclusive_tiers(resident: Resident, size: str) -> None:
+    """What a slot does not hold lies in the host's memory, and nowhere else."""
+    info = resident.info
+    experts = info["moe_layers"] * info["experts"]
+    slots = experts - 1 if size == "all but one" else slots_of(size, info)
+    core = resident.engine(expert_slots=slots, expert_bank="exclusive")
+    found = core.info()
+    assert (found["slots"], found["expert_store"]) == (slots, "host bank, exclusive")
+    assert found["bank_bytes"] == (experts - slots) * found["slot_bytes"]
+    for _ in range(3):  # call by call, recorded, and from what that left
+        resident.same(scenario(core, 7))
+    stats = core.stats()  # every slot is full from the start
+    assert stats["expert_evictions"] == stats["expert_misses"]
+    assert stats["expert_misses"] > 0 or size == "all but one"
+    core.unload()
+
+
+def test_bits_with_a_slot_map_and_exclusive_tiers(resident: Resident) -> None:
+    count, topk, experts = (resident.info[name] for name in ("moe_layers", "topk", "experts"))
+    budgets = [min(experts, topk + layer) for layer in range(count)]
+    core = resident.engine(layer_slots=budgets, expert_bank="exclusive")
+    for _ in range(3):
+        resident.same(scenario(core, 7))
+    stats = core.stats()
+    assert stats["expert_evictions"] == stats["expert_misses"] > 0
+    core.unload()
+
+
+def test_auto_is_exclusive_where_the_host_is_short(fuel_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fuel = next(case for case in CASES if case.name == "groups").build(fuel_dir)
+    core = engine(fuel, "exact", expert_slots=40)
+    info, wanted = core.info(), scenario(core, 7)
+    core.unload()
+    assert info["expert_store"] == "host bank"
+    assert info["dense_bytes"] < info["bank_bytes"] == info["expert_bytes"]
+    monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str((256 << 20) + info["bank_bytes"] - 1))
+    core = engine(fuel, "exact", expert_slots=40)
+    assert core.info()["expert_store"] == "host bank, exclusive"
+    assert core.info()["bank_bytes"] == info["bank_bytes"] // 2
+    assert any("as one of all needs" in choice for choice in core.info()["choices"])
+    logits, tokens = scenario(core, 7)
+    assert tokens == wanted[1]
+    for ours, theirs in zip(logits, wanted[0], strict=True):
+        assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+    core.unload()
+    with pytest.raises(PlanError, match=r"host memory: needs .*available .*40 slots hold") as error:
+        engine(fuel, "exact", expert_slots=40, expert_bank="yes")
+    assert "exclusive" in error.value.hint
+
+
 def test_a_cache_that_holds_all_is_the_resident_engine(resident: Resident) -> None:
     experts = resident.info["moe_layers"] * resident.info["experts"]
     for asked in ({"expert_slots": experts}, {"expert_slots": experts + 5}):
@@ -163,9 +216,10 @@ def test_counters_are_the_cpus_where_the_routing_is(tmp_path: Path) -> None:
     assert counted["cuda"][1] == counted["cpu"][1]
 
 
-def test_a_cancelled_stream_leaves_the_cache_right(resident: Resident) -> None:
+@pytest.mark.parametrize("bank", ["yes", "exclusive"])
+def test_a_cancelled_stream_leaves_the_cache_right(resident: Resident, bank: str) -> None:
     """Streams that come and go, in the smallest cache, against the resident engine."""
-    cores = [resident.engine(), resident.engine(expert_slots=resident.info["topk"])]
+    cores = [resident.engine(), resident.engine(expert_slots=resident.info["topk"], expert_bank=bank)]
     rng = np.random.default_rng(3)
     vocab = resident.info["vocab"]
     streams: list[int] = []
@@ -201,6 +255,73 @@ def test_a_cancelled_stream_leaves_the_cache_right(resident: Resident) -> None:
         assert np.array_equal(found[0].view(np.uint32), found[1].view(np.uint32))
     for core in cores:
         core.unload()
+
+
+# --- one memory -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the device's memory were the host's: experts are read where the host has them."""
+    monkeypatch.setenv("ROCKET_ONE_MEMORY", "1")
+
+
+@pytest.mark.parametrize("bank", ["auto", "yes", "exclusive"])
+def test_one_memory_has_experts_once(resident: Resident, one_memory: None, tmp_path: Path, bank: str) -> None:
+    slots, experts = resident.info["topk"], resident.info["moe_layers"] * resident.info["experts"]
+    _core.FuelSlab(str(resident.fuel), str(tmp_path)).write()
+    for more in ({}, {"expert_slab": str(tmp_path)}):
+        core = resident.engine(expert_slots=slots, expert_bank=bank, **more)
+        info = core.info()
+        assert (info["slots"], info["slots_requested"], info["expert_store"]) == (experts, slots, "")
+        assert any("lie there once and are read in place" in choice for choice in info["choices"])
+        for _ in range(2):
+            resident.same(scenario(core, 7))
+        stats = core.stats()
+        assert stats["expert_hits"] > 0
+        assert (stats["expert_misses"], stats["streamed_bytes"]) == (0, 0)
+        core.unload()
+
+
+def test_one_memory_that_is_short(
+    fuel_dir: Path, one_memory: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least that holds all experts in place is counted once; with less they stay in the slab."""
+    fuel = next(case for case in CASES if case.name == "groups").build(fuel_dir)
+    _core.FuelSlab(str(fuel), str(tmp_path)).write()
+    options = {"expert_slots": 3, "expert_slab": str(tmp_path)}
+
+    def fits(limit: int) -> bool:
+        monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str(limit))
+        try:
+            core = engine(fuel, "exact", expert_bank="yes", **options)
+        except PlanError:
+            return False
+        core.unload()
+        return True
+
+    few, enough = 256 << 20, 1 << 30
+    while enough - few > 1:
+        limit = (few + enough) // 2
+        few, enough = (few, limit) if fits(limit) else (limit, enough)
+    monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str(enough))
+    core = engine(fuel, "exact", **options)
+    info, wanted = core.info(), scenario(core, 7)
+    core.unload()
+    assert info["expert_store"] == ""
+    assert info["bank_bytes"] == info["expert_bytes"]
+    state = 6 * stream_state_bytes(read_architecture(fuel), info["kv_dtype"], 160)
+    counted = info["dense_bytes"] + info["bank_bytes"] + info["workspace_bytes"] + state + (256 << 20)
+    assert abs(enough - counted) < info["bank_bytes"] // 4
+    monkeypatch.setenv("ROCKET_MEMORY_LIMIT", str(few))
+    with pytest.raises(PlanError, match="routed experts in place") as error:
+        engine(fuel, "exact", expert_bank="yes", **options)
+    assert "one memory" in error.value.hint
+    core = engine(fuel, "exact", **options)
+    assert core.info()["expert_store"].startswith("slab, ")
+    assert core.info()["slots"] == 3
+    assert scenario(core, 7)[1] == wanted[1]
+    core.unload()
 
 
 # --- what is said -----------------------------------------------------------------------------------------

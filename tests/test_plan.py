@@ -31,7 +31,7 @@ from rocket.plan import (
     workspace_bytes,
 )
 from rocket.plan_remedies import remedies, two_kinds
-from rocket.plan_time import ceilings, miss_source, step_time
+from rocket.plan_time import MissSource, ceilings, miss_source, step_time
 from rocket.random_fuel import make_fuel
 from rocket.random_fuel_shape import FuelOptions, Shape
 from rocket.routing import Routing, replay
@@ -335,14 +335,19 @@ def test_misses_come_from_the_bank_as_far_as_it_reaches() -> None:
     account = small_account()
     slot = account.slot_bytes
 
-    def seconds(bank: int) -> float:
+    def source(bank: int, slots: int) -> MissSource:
         booster = booster_of(64 * MIB, host_memory_gib=1 + bank * slot / 2**30 + 1e-9, host_reserve_gib=1)
-        return miss_source(make_plan(account, Request(booster))).seconds
+        return miss_source(make_plan(account, Request(booster, slots=slots)))
 
     link, disk = slot / 20e9, slot / 2e9
-    assert seconds(40) == pytest.approx(link)
-    assert seconds(10) == pytest.approx(link / 4 + disk * 3 / 4)
-    assert seconds(0) == pytest.approx(disk)
+    assert source(40, 20).seconds == pytest.approx(link)
+    assert source(10, 20).seconds == pytest.approx(link / 4 + disk * 3 / 4)
+    assert source(0, 20).seconds == pytest.approx(disk)
+    for bank in (20, 39):  # as many as have no slot
+        tiers = source(bank, 20)
+        assert (tiers.exclusive, tiers.bank_experts, tiers.seconds) == (True, 20, pytest.approx(link))
+    assert not source(19, 20).exclusive
+    assert not source(40, 20).exclusive
 
 
 def test_ceilings_of_one_and_several() -> None:

@@ -347,6 +347,7 @@ std::unique_ptr<LoadedWeights> Loader::load(MemorySpace& memory, const WeightLoa
     move_experts(memory);
     loaded_->checkpoint->check_unchanged();  // experts were read where they lie
     move_dense(memory);
+    move_tables(memory);
   }
   return std::move(loaded_);
 }

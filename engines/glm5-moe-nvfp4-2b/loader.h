@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "experts/behind.h"
 #include "experts/device_stream.h"
 #include "experts/slab.h"
 #include "experts/store.h"
@@ -25,9 +26,11 @@ namespace rocket::glm5 {
 // Weights and what they point into.
 struct LoadedWeights {
   std::shared_ptr<Checkpoint> checkpoint;
-  Arena arena;                           // dense weights
+  std::unique_ptr<HostBank>
+      bank;     // of routed experts that a device reads in place; released behind its other memory
+  Arena arena;  // dense weights
   std::deque<std::vector<float>> small;  // norms, biases, taps, as float32, where the ops are the host's
-  Arena moved;                           // norms, biases, taps and expert tables, where they are not
+  Arena moved, tables;                   // norms, biases, taps; expert tables, where they are not
   Arena slots;                           // routed experts, where they are not used in place
   Weights weights;
   std::unique_ptr<ExpertStream> stream;  // of routed experts, where a bounded cache holds them
@@ -54,11 +57,14 @@ class Loader {
   // Into the host's memory, experts in a cache; for a loader that was made for it.
   std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache, std::unique_ptr<ExpertStore> store,
                                                const WeightLoader::Progress& progress);
-  // Into a device's memory, experts in a cache there, and all of them in the host's memory (bank) or where the store has
-  // them. choices: of all rows of a step in a layer, at most.
+  // Into a device's memory, experts in a cache there. choices: of all rows of a step in a layer, at most.
   std::unique_ptr<LoadedWeights> load_streamed(const CacheConfig& cache, std::unique_ptr<ExpertStore> store,
-                                               bool bank, MemorySpace& memory, const Exec& exec,
+                                               Behind behind, MemorySpace& memory, const Exec& exec,
                                                int64_t choices, const WeightLoader::Progress& progress);
+
+  // Into a device's memory, and all experts into memory of the host that the device reads in place.
+  std::unique_ptr<LoadedWeights> load_in_place(std::unique_ptr<ExpertStore> store, MemorySpace& memory,
+                                               const Exec& exec, const WeightLoader::Progress& progress);
 
   // Of a loader that was made for streaming, before load_streamed(): where experts come from.
   std::unique_ptr<ExpertStore> checkpoint_store() const;
@@ -89,8 +95,13 @@ class Loader {
   void move_dense(MemorySpace& memory);
   void move_experts(MemorySpace& memory);
   bool owns(size_t layer, size_t expert) const;  // layer: number among the MoE layers
+  void move_tables(MemorySpace& memory);
   std::vector<BankPiece> file_order() const;
   std::vector<BankPiece> bank_order(const ExpertStore& store) const;
+  DeviceExperts place_experts(const CacheConfig& cache, const HostBank::Tables& tables,
+                              std::unique_ptr<ExpertStore> store, Behind behind, MemorySpace& memory,
+                              const Exec& exec, int64_t choices,
+                              const WeightLoader::Progress& progress) const;
 
   struct Cut {
     WeightSource whole;

@@ -103,8 +103,60 @@ std::vector<BankPiece> Loader::bank_order(const ExpertStore& store) const {
 }
 
 // Dense weights first: their place in the host's memory is free again before the bank takes its own.
+std::unique_ptr<LoadedWeights> Loader::load_in_place(std::unique_ptr<ExpertStore> store, MemorySpace& memory,
+                                                     const Exec& exec,
+                                                     const WeightLoader::Progress& progress) {
+  const HostBank::Tables tables = expert_tables();
+  const int64_t dense = loader_->disk_bytes(), all = dense + HostBank::bytes(tables, bank_order(*store));
+  const auto part = [&](int64_t before) -> WeightLoader::Progress {
+    if (!progress) return {};
+    return [&progress, before, all](int64_t done, int64_t) { progress(before + done, all); };
+  };
+  load_host(part(0));
+  move_dense(memory);
+  loaded_->bank = std::make_unique<HostBank>(tables, *store, bank_order(*store), pinned_bank_memory(),
+                                             *exec.pool, part(dense));
+  auto at = loaded_->bank->experts().begin();
+  for (LayerWeights& layer : loaded_->weights.layer) {
+    for (ExpertWeights& expert : layer.moe.experts) {
+      if (*at) place_in_slot(slot_layout(expert), const_cast<char*>(*at), &expert);  // else another rank's
+      ++at;
+    }
+  }
+  move_tables(memory);
+  loaded_->weights.experts_in_place = false;
+  return std::move(loaded_);
+}
+
+DeviceExperts Loader::place_experts(const CacheConfig& cache, const HostBank::Tables& tables,
+                                    std::unique_ptr<ExpertStore> store, Behind behind, MemorySpace& memory,
+                                    const Exec& exec, int64_t choices,
+                                    const WeightLoader::Progress& progress) const {
+  switch (behind) {
+    case Behind::kBank: {
+      auto filled = std::make_unique<HostBank>(tables, *store, bank_order(*store), pinned_bank_memory(),
+                                               *exec.pool, progress);
+      return make_device_stream(cache, tables, std::move(filled), memory, exec, choices);
+    }
+    case Behind::kSplitBank: {
+      SplitExperts split;
+      split.order = bank_order(*store);
+      split.store = std::move(store);
+      split.progress = progress;
+      return make_device_stream(cache, tables, std::move(split), memory, exec, choices);
+    }
+    case Behind::kDisk:
+      break;
+  }
+  DiskExperts disk;
+  disk.store = std::move(store);
+  for (const CheckpointStore::Layer& layer : sources_) disk.numbers.push_back(layer.number);
+  return make_device_stream(cache, tables, std::move(disk), memory, exec, choices);
+}
+
+// Dense weights first: their place in the host's memory is free again before the bank takes its own.
 std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
-                                                     std::unique_ptr<ExpertStore> store, bool bank,
+                                                     std::unique_ptr<ExpertStore> store, Behind behind,
                                                      MemorySpace& memory, const Exec& exec, int64_t choices,
                                                      const WeightLoader::Progress& progress) {
   std::vector<std::vector<ExpertWeights>> experts;
@@ -116,25 +168,16 @@ std::unique_ptr<LoadedWeights> Loader::load_streamed(const CacheConfig& cache,
     layers.push_back(&layer.moe);
   }
   const HostBank::Tables tables(experts.begin(), experts.end());
-  const std::vector<BankPiece> order = bank ? bank_order(*store) : std::vector<BankPiece>();
-  const int64_t dense = loader_->disk_bytes(), all = dense + (bank ? HostBank::bytes(tables, order) : 0);
+  const int64_t dense = loader_->disk_bytes();
+  const int64_t all = dense + (behind == Behind::kDisk ? 0 : HostBank::bytes(tables, bank_order(*store)));
   const auto part = [&](int64_t before) -> WeightLoader::Progress {
     if (!progress) return {};
     return [&progress, before, all](int64_t done, int64_t) { progress(before + done, all); };
   };
   load_host(part(0));
   move_dense(memory);
-  DeviceExperts device;
-  if (bank) {
-    auto filled =
-        std::make_unique<HostBank>(tables, *store, order, pinned_bank_memory(), *exec.pool, part(dense));
-    device = make_device_stream(cache, tables, std::move(filled), memory, exec, choices);
-  } else {
-    DiskExperts disk;
-    disk.store = std::move(store);
-    for (const CheckpointStore::Layer& layer : sources_) disk.numbers.push_back(layer.number);
-    device = make_device_stream(cache, tables, std::move(disk), memory, exec, choices);
-  }
+  DeviceExperts device =
+      place_experts(cache, tables, std::move(store), behind, memory, exec, choices, part(dense));
   loaded_->stream = std::move(device.stream);
   for (size_t i = 0; i < layers.size(); ++i) layers[i]->resident = device.tables[i];
   loaded_->weights.experts_in_place = false;
@@ -157,9 +200,7 @@ void Loader::move_dense(MemorySpace& memory) {
   int64_t small = 0;
   for (const std::vector<float>& values : loaded_->small)
     small += aligned(static_cast<int64_t>(values.size()) * 4);
-  for (const LayerWeights& layer : loaded_->weights.layer)
-    small += aligned(static_cast<int64_t>(layer.moe.experts.size() * sizeof(ExpertWeights)));
-  Arena moved(static_cast<size_t>(small), "norms, biases and expert tables", memory);
+  Arena moved(static_cast<size_t>(small), "norms and biases", memory);
   const auto move = [&](const void* from, size_t bytes) {
     void* to = moved.take_bytes(static_cast<size_t>(aligned(static_cast<int64_t>(bytes))));
     memory.write(to, from, bytes);
@@ -169,15 +210,28 @@ void Loader::move_dense(MemorySpace& memory) {
     const std::vector<float>& values = loaded_->small[i];
     *small_to_[i] = static_cast<const float*>(move(values.data(), values.size() * 4));
   }
-  for (LayerWeights& layer : loaded_->weights.layer) {
-    const std::vector<ExpertWeights>& experts = layer.moe.experts;
-    layer.moe.resident =
-        experts.empty()
-            ? nullptr
-            : static_cast<const ExpertWeights*>(move(experts.data(), experts.size() * sizeof(ExpertWeights)));
-  }
   loaded_->moved = std::move(moved);
   loaded_->small.clear();
+}
+
+// Of experts that have their place.
+void Loader::move_tables(MemorySpace& memory) {
+  const auto table_bytes = [](const LayerWeights& layer) {
+    return layer.moe.experts.size() * sizeof(ExpertWeights);
+  };
+  int64_t bytes = 0;
+  for (const LayerWeights& layer : loaded_->weights.layer)
+    bytes += aligned(static_cast<int64_t>(table_bytes(layer)));
+  if (bytes == 0) return;
+  Arena tables(static_cast<size_t>(bytes), "expert tables", memory);
+  for (LayerWeights& layer : loaded_->weights.layer) {
+    if (layer.moe.experts.empty()) continue;
+    void* const to =
+        tables.take_bytes(static_cast<size_t>(aligned(static_cast<int64_t>(table_bytes(layer)))));
+    memory.write(to, layer.moe.experts.data(), table_bytes(layer));
+    layer.moe.resident = static_cast<const ExpertWeights*>(to);
+  }
+  loaded_->tables = std::move(tables);
 }
 
 }  // namespace rocket::glm5

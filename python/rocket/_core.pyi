@@ -101,7 +101,8 @@ class CoreEngine:
 
         At most one of the next three asks for a bounded cache of routed experts: its bytes, its slots, or the
         slots of each MoE layer. ``expert_slab`` is the folder of the fuel's slab, which then fills it;
-        with ``expert_bank`` "no", or "auto" where they do not fit, a GPU's experts stay there.
+        ``expert_bank`` says what a GPU has in the host's memory: "yes" all experts, "exclusive" those that no
+        slot holds, "no" none, so that they stay in the slab; "auto" is the first that fits.
         ``fabric`` joins several boosters, ``owners[MoE layer][expert]`` says whose each expert is; with
         ``split_dense`` each has its share of the dense weights, too. Every rank loads with the same, and all
         ranks but 0 then ``follow()``."""

@@ -20,6 +20,7 @@ from rocket.boosters import (
 from rocket.errors import run_command_line
 from rocket.expert_options import (
     BANK_HELP,
+    BANK_WORDS,
     GIB_HELP,
     MAP_HELP,
     SLAB_HELP,
@@ -94,7 +95,7 @@ def decode(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
-    expert_bank: Annotated[str, string("auto|yes|no", BANK_HELP)] = "auto",
+    expert_bank: Annotated[str, string(BANK_WORDS, BANK_HELP)] = "auto",
     boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
     split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
     split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,

@@ -385,6 +385,7 @@ class Decoder:
                 "slots": info["slots"],
                 "slot_bytes": info["slot_bytes"],
                 "store": info["expert_store"] or None,
+                "bank_bytes": info["bank_bytes"],
                 "requested": {"slots": info["slots_requested"], "bytes": info["cache_bytes_requested"]}
                 if info["slots_requested"]
                 else None,

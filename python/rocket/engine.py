@@ -113,8 +113,9 @@ class Engine:
     ``prefill_precision`` and ``kv_dtype`` (of the latent KV) are auto, f32 or bf16; the CPU computes in f32.
     One of ``expert_cache_gib``, ``expert_slots`` and ``slot_map`` (a file, or layer number -> slots) keeps
     routed experts in a cache of that size over the fuel's files, or over the slab in the folder
-    ``expert_slab``, or on a GPU over the host's memory, or, as ``expert_bank`` (auto, yes, no) says, over the
-    slab; without any all are in place or resident.
+    ``expert_slab``, or on a GPU over the host's memory, where ``expert_bank`` has all (yes) or those that no
+    slot holds (exclusive), or over the slab (no); auto is the first that fits. Without any all are in place
+    or resident.
     ``boosters`` above 1 share the routed experts, as the file ``split`` says or by id, and with
     ``split_dense`` the heads, columns and rows of the dense weights: every rank that mpirun has started makes
     the same Engine, all but rank 0 call ``follow()``, rank 0 uses it as if it were alone. A booster that does
@@ -235,7 +236,8 @@ class Engine:
     def hint(self, layer: int, experts: Sequence[int]) -> bool:
         """Experts that a layer (the model's number) may take in its next step, the most likely first.
 
-        Hints change how long a step waits for experts, and no result. False: no cache here takes any.
+        Hints change how long a step waits for experts, and no result. A GPU takes them between steps only.
+        False: no cache here takes any.
         """
         return self.core.hint(layer, experts)
 

@@ -23,9 +23,11 @@ SLOTS_HELP = "The same, for N experts of all layers together."
 MAP_HELP = 'The same, with slots for each MoE layer: {"per_layer": {"3": 176, …}}.'
 SLAB_FILE = "experts.slab"
 SLAB_HELP = "Fill the cache of experts from this slab, which rocket fuel slab has written."
+BANKS = ("auto", "yes", "exclusive", "no")
+BANK_WORDS = "|".join(BANKS)
 BANK_HELP = (
-    "Whether a GPU has all experts in the host's memory behind that cache (yes), or reads what is missing "
-    "from the slab (no); auto is yes if they fit or there is no slab."
+    "What a GPU has in the host's memory behind that cache: all experts (yes), those that no slot holds "
+    "(exclusive), or none, as it reads what is missing from the slab (no); auto is the first that fits."
 )
 TRACE_HELP = "Record the experts of every token fed, as rocket trace reads them."
 
@@ -64,7 +66,7 @@ class ExpertCache:
             )
         if self.slab == "":
             raise UsageError("--expert-slab: expected a folder, found nothing", "give the slab's folder")
-        check_choice("--expert-bank", self.bank, ("auto", "yes", "no"))
+        check_choice("--expert-bank", self.bank, BANKS)
         if self.bank != "auto" and not given:
             raise UsageError(
                 f"--expert-bank: expected one of {', '.join(named)} beside it, found none",

@@ -79,11 +79,18 @@ class StepTime:
 
 @dataclass(frozen=True)
 class MissSource:
-    """Where an expert without a slot comes from: a bank in host memory, the disk for what is not there."""
+    """Where an expert without a slot comes from: a bank in host memory, the disk for what is not there. A
+    bank that has no room for all holds those without a slot, which trade places with what makes way."""
 
     bank_experts: int
     owned_experts: int
+    slots: int
     seconds: float  # for one expert
+
+    @property
+    def exclusive(self) -> bool:
+        """The bank holds the experts without a slot, and no others."""
+        return 0 < self.bank_experts == self.owned_experts - self.slots
 
     @property
     def text(self) -> str:
@@ -91,6 +98,8 @@ class MissSource:
             return "no experts"
         if self.bank_experts >= self.owned_experts:
             return "host memory, over the link"
+        if self.exclusive:
+            return "host memory, over the link, which holds just these"
         if self.bank_experts == 0:
             return "the disk"
         share = 100 * self.bank_experts / self.owned_experts
@@ -100,13 +109,15 @@ class MissSource:
 def miss_source(plan: Plan) -> MissSource:
     booster, owned, slot = plan.request.booster, sum(plan.owned), plan.slot_bytes
     if not owned:
-        return MissSource(0, 0, 0.0)
-    bank = min(owned, booster.bank_bytes // slot)
+        return MissSource(0, 0, 0, 0.0)
+    bank, others = min(owned, booster.bank_bytes // slot), owned - plan.slot_count
+    if 0 < others <= bank < owned:
+        return MissSource(others, owned, plan.slot_count, slot / booster.link_bytes_s)
     from_bank = bank / owned
     seconds = (1 - from_bank) * slot / booster.disk_bytes_s
     if bank:
         seconds += from_bank * slot / booster.link_bytes_s
-    return MissSource(bank, owned, seconds)
+    return MissSource(bank, owned, plan.slot_count, seconds)
 
 
 def _replayed(plan: Plan, routing: Routing) -> Replay:

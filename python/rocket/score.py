@@ -27,7 +27,15 @@ from rocket.boosters import (
 from rocket.console import Notes, write_data
 from rocket.engine import Engine
 from rocket.errors import CliError, UsageError
-from rocket.expert_options import BANK_HELP, GIB_HELP, MAP_HELP, SLAB_HELP, SLOTS_HELP, ExpertCache
+from rocket.expert_options import (
+    BANK_HELP,
+    BANK_WORDS,
+    GIB_HELP,
+    MAP_HELP,
+    SLAB_HELP,
+    SLOTS_HELP,
+    ExpertCache,
+)
 from rocket.fuel import resolve
 from rocket.loading import load_engine
 from rocket.options import (
@@ -267,7 +275,7 @@ def score(
     expert_slots: Annotated[int | None, integer(SLOTS_HELP)] = None,
     slot_map: Annotated[str | None, string("FILE", MAP_HELP)] = None,
     expert_slab: Annotated[str | None, string("DIR", SLAB_HELP)] = None,
-    expert_bank: Annotated[str, string("auto|yes|no", BANK_HELP)] = "auto",
+    expert_bank: Annotated[str, string(BANK_WORDS, BANK_HELP)] = "auto",
     boosters: Annotated[int | None, integer(BOOSTERS_HELP)] = None,
     split: Annotated[str | None, string("FILE", SPLIT_HELP)] = None,
     split_dense: Annotated[bool, flag("--split-dense", DENSE_HELP)] = False,

@@ -71,6 +71,7 @@ py::dict info_dict(const EngineInfo& i) {
   FIELD(slot_bytes);
   FIELD(slots);
   FIELD(expert_store);
+  FIELD(bank_bytes);
   FIELD(slots_requested);
   FIELD(cache_bytes_requested);
   FIELD(token_bytes);

@@ -25,6 +25,11 @@ DeviceExperts make_device_stream(const CacheConfig&, const HostBank::Tables&, st
   no_device();
 }
 
+DeviceExperts make_device_stream(const CacheConfig&, const HostBank::Tables&, SplitExperts, MemorySpace&,
+                                 const Exec&, int64_t) {
+  no_device();
+}
+
 DeviceExperts make_device_stream(const CacheConfig&, const HostBank::Tables&, DiskExperts, MemorySpace&,
                                  const Exec&, int64_t) {
   no_device();

@@ -1,9 +1,14 @@
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
 
 #include "base/memory.h"
 #include "experts/device_stream.h"
 #include "experts/slot_source.h"
 #include "experts/slot_state.h"
+#include "experts/split_bank.h"
 #include "ops/cuda.cuh"
 
 namespace rocket {
@@ -52,6 +57,10 @@ class BankSource : public SlotSource {
   BankSource(const SlotTarget& target, std::unique_ptr<HostBank> bank, SlotCopy copy)
       : target_(target), host_bank_(std::move(bank)), copy_(copy) {}
   const char* name() const override { return "host bank"; }
+  bool takes_hints() const override { return true; }
+  bool has(int32_t layer, int32_t expert) const override {
+    return host_bank_->experts()[static_cast<size_t>(layer * target_.cache.experts + expert)] != nullptr;
+  }
   void bring(int32_t, int32_t wave, std::span<const int32_t> ids, void* stream, Exec& exec) override {
     cuda::fetch_slots(target_.cache, target_.bank, wave, ids.data(), static_cast<int64_t>(ids.size()), copy_,
                       stream, exec);
@@ -63,11 +72,80 @@ class BankSource : public SlotSource {
   SlotCopy copy_;
 };
 
+class SplitSource : public SlotSource {
+ public:
+  SplitSource(const SlotTarget& target, std::unique_ptr<SplitBank> bank)
+      : target_(target), split_bank_(std::move(bank)) {}
+  const char* name() const override { return "host bank, exclusive"; }
+  bool takes_hints() const override { return true; }
+  void bring(int32_t, int32_t wave, std::span<const int32_t> ids, void* stream, Exec& exec) override {
+    cuda::swap_slots(target_.cache, target_.bank, wave, ids.data(), static_cast<int64_t>(ids.size()), stream,
+                     exec);
+  }
+
+ private:
+  SlotTarget target_;
+  std::unique_ptr<SplitBank> split_bank_;
+};
+
+// Hints of a device that fetches by itself; the first one turns them on.
+class DeviceHints {
+ public:
+  explicit DeviceHints(const SlotHints& hints) : hints_(hints) {}
+  ~DeviceHints() {
+    if (!gate_) return;
+    cudaDeviceSynchronize();  // a kernel may look at it
+    cudaFreeHost(gate_);
+  }
+  DeviceHints(const DeviceHints&) = delete;
+  DeviceHints& operator=(const DeviceHints&) = delete;
+
+  void take(int32_t layer, std::span<const int32_t> experts, Exec& exec) {
+    if (!gate_) open();
+    SlotHintList list{};
+    list.layer = layer;
+    list.steps = gate_->steps;
+    for (const int32_t expert : experts) {
+      list.expert[list.count++] = expert;
+      if (list.count == kHintsAtOnce) issue(list, exec);
+    }
+    if (list.count > 0) issue(list, exec);
+  }
+  // What the device has not begun by now is dropped.
+  void begin_step(Exec& exec) {
+    if (!gate_) return;
+    std::atomic_ref(gate_->steps).store(gate_->steps + 1, std::memory_order_release);
+    cuda::begin_hints(hints_.cache, exec);
+  }
+
+ private:
+  void open() {
+    void* p = nullptr;
+    cuda_check(cudaHostAlloc(&p, sizeof(SlotGate), cudaHostAllocMapped), "expert hint");
+    gate_ = new (p) SlotGate{};
+    void* known = nullptr;
+    cuda_check(cudaHostGetDevicePointer(&known, gate_, 0), "expert hint");
+    hints_.gate = static_cast<const SlotGate*>(known);
+  }
+  void issue(SlotHintList& list, Exec& exec) {
+    cuda::hint_slots(hints_, list, exec);
+    list.count = 0;
+  }
+
+  SlotHints hints_;
+  SlotGate* gate_ = nullptr;
+};
+
 class DeviceStream : public ExpertStream {
  public:
   DeviceStream(const CacheConfig& config, const HostBank::Tables& tables,
-               const std::vector<const char*>& bank, MemorySpace& memory, const Exec& exec, int64_t choices)
-      : memory_(memory), main_(exec.cuda->stream), choices_(choices), state_(config, choices) {
+               const std::vector<const char*>& bank, MemorySpace& memory, const Exec& exec, int64_t choices,
+               Tiers tiers = Tiers::kInclusive)
+      : memory_(memory),
+        exec_(exec),
+        main_(exec.cuda->stream),
+        choices_(choices),
+        state_(config, choices, tiers) {
     int64_t slot_bytes = 0;
     for (const std::span<const ExpertWeights> table : tables)
       slot_bytes = std::max(slot_bytes, slot_bytes_of(table));
@@ -75,9 +153,10 @@ class DeviceStream : public ExpertStream {
     char* const slots = static_cast<char*>(slots_.take_bytes(slots_.capacity()));
     block_ = Arena(static_cast<size_t>(state_.bytes()), "expert cache", memory);
     base_ = static_cast<char*>(block_.take_bytes(block_.capacity()));
-    const std::vector<char> image = state_.image(tables, bank);
+    const std::vector<char> image = state_.image(tables, bank, slots, slot_bytes);
     memory.write(base_, image.data(), image.size());
     cache_ = state_.cache(base_, slots, slot_bytes);
+    hints_ = std::make_unique<DeviceHints>(state_.hints(base_, slots, slot_bytes));
   }
   // A step that waits for its source ends with it.
   ~DeviceStream() override {
@@ -93,11 +172,19 @@ class DeviceStream : public ExpertStream {
   const SlotCache* look_up() const override { return &cache_; }
   // A step that failed between a look-up and its last wave has left experts that count as there and may not be.
   void begin_step() override {
-    source_->check();
-    if (!whole_)
-      throw DeviceError(
-          "expert cache: an earlier step failed half-way, and what is in which slot is not known",
-          "load the fuel again");
+    check_whole();
+    hints_->begin_step(exec_);
+  }
+  bool hint(int32_t layer, std::span<const int32_t> experts) override {
+    if (!source_->takes_hints()) return false;
+    check_whole();
+    check_hint(layer, experts);
+    std::vector<int32_t> here;
+    for (const int32_t expert : experts) {
+      if (source_->has(layer, expert)) here.push_back(expert);
+    }
+    if (!here.empty()) hints_->take(layer, here, exec_);
+    return true;
   }
   void begin_pass() override { source_->begin_pass(); }
   void end_pass() override { source_->end_pass(); }
@@ -134,11 +221,28 @@ class DeviceStream : public ExpertStream {
   }
 
  private:
+  void check_whole() const {
+    source_->check();
+    if (!whole_)
+      throw DeviceError(
+          "expert cache: an earlier step failed half-way, and what is in which slot is not known",
+          "load the fuel again");
+  }
+  void check_hint(int32_t layer, std::span<const int32_t> experts) const {
+    const auto check = [](const char* what, int32_t count, int32_t found) {
+      if (found >= 0 && found < count) return;
+      throw InputError("hint: expected " + std::string(what) + " from 0 to " + std::to_string(count - 1) +
+                       ", found " + std::to_string(found));
+    };
+    check("an MoE layer", cache_.layers, layer);
+    for (const int32_t expert : experts) check("an expert", cache_.experts, expert);
+  }
   void bring(int32_t wave, cudaStream_t stream, Exec& exec) {
     source_->bring(layer_, wave, ids_, stream, exec);
   }
 
   MemorySpace& memory_;
+  Exec exec_;
   cudaStream_t main_;
   int64_t choices_;
   SlotState state_;
@@ -147,6 +251,7 @@ class DeviceStream : public ExpertStream {
   SlotCache cache_;
   SideStream side_;
   std::unique_ptr<SlotSource> source_;
+  std::unique_ptr<DeviceHints> hints_;
   // Of the look-up in hand.
   std::span<const int32_t> ids_;
   int32_t layer_ = 0;
@@ -182,14 +287,19 @@ BankMemory pinned_bank_memory() {
     cuda_check(cudaHostGetDevicePointer(&known, chunk, 0), "host bank");
     return static_cast<const char*>(known);
   };
-  memory.give_back = [](char* chunk) { cudaFreeHost(chunk); };
+  memory.give_back = [](char* chunk) {
+    cudaDeviceSynchronize();  // a step may still be reading or writing there
+    cudaFreeHost(chunk);
+  };
   return memory;
 }
 
 bool device_shares_memory(const Exec& exec) {
   int shares = 0;
-  if (exec.cuda)
-    cuda_check(cudaDeviceGetAttribute(&shares, cudaDevAttrIntegrated, exec.cuda->device), "device");
+  if (!exec.cuda) return false;
+  if (const char* const pretend = std::getenv("ROCKET_ONE_MEMORY"); pretend && std::string(pretend) == "1")
+    return true;
+  cuda_check(cudaDeviceGetAttribute(&shares, cudaDevAttrIntegrated, exec.cuda->device), "device");
   return shares != 0;
 }
 
@@ -198,6 +308,21 @@ DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tabl
                                  int64_t choices, SlotCopy copy) {
   auto stream = std::make_unique<DeviceStream>(config, tables, bank->experts(), memory, exec, choices);
   stream->set_source(std::make_unique<BankSource>(stream->target(), std::move(bank), copy));
+  return with_tables(std::move(stream), config);
+}
+
+DeviceExperts make_device_stream(const CacheConfig& config, const HostBank::Tables& tables,
+                                 SplitExperts split, MemorySpace& memory, const Exec& exec, int64_t choices) {
+  const SlotState state(config, choices, Tiers::kExclusive);
+  auto bank = std::make_unique<SplitBank>(tables, state.in_slots(), state.in_places(), pinned_bank_memory());
+  auto stream = std::make_unique<DeviceStream>(config, tables, bank->places(), memory, exec, choices,
+                                               Tiers::kExclusive);
+  const SlotTarget target = stream->target();
+  const auto to_slot = [&](int32_t slot, const char* from, int64_t bytes) {
+    memory.write(target.cache.base + slot * target.cache.slot_bytes, from, static_cast<size_t>(bytes));
+  };
+  bank->fill(*split.store, split.order, *exec.pool, to_slot, split.progress);
+  stream->set_source(std::make_unique<SplitSource>(target, std::move(bank)));
   return with_tables(std::move(stream), config);
 }
 

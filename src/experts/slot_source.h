@@ -19,8 +19,11 @@ class SlotSource {
   virtual void bring(int32_t layer, int32_t wave, std::span<const int32_t> ids, void* stream, Exec& exec) = 0;
   virtual void check() {}  // throws what went wrong in an earlier pass
   virtual void begin_pass() {}
-  virtual void end_pass() {}                    // throws what went wrong in the pass
-  virtual double seconds() const { return 0; }  // beside what the device's clock has
+  virtual void end_pass() {}                          // throws what went wrong in the pass
+  virtual double seconds() const { return 0; }        // beside what the device's clock has
+  virtual bool takes_hints() const { return false; }  // whether the device can fetch by itself between steps
+  // Whether an expert is this rank's.
+  virtual bool has(int32_t /*layer*/, int32_t /*expert*/) const { return true; }
 };
 
 // What a source is made for.

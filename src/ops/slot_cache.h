@@ -15,6 +15,13 @@
 //   wave 2 … the next misses; they take slots of earlier waves, so their bytes may be written only when these have been
 //            computed with
 // Since an expert belongs to one wave of a look-up, its entry in the table of experts is right as soon as it has a slot.
+//
+// Tiers. Behind the slots either all experts lie somewhere (a bank, a disk), or only those without a slot, each in a place
+// of its own (`place_of`): then every slot is full from the start, and a miss trades places with the expert that makes way
+// for it. In the order of the misses, as the look-up lists them in `trade`:
+//   before a miss   the expert in place p, another in slot s
+//   after it        the expert in slot s, the other in place p
+// An expert that a look-up fetches and whose slot a later wave takes has made two such moves by its end.
 #pragma once
 
 #include <cstddef>
@@ -34,6 +41,7 @@ constexpr int64_t kRetiredStamp = -(int64_t{1} << 61);  // of the first expert t
 // Counted for each distinct expert of a look-up. Evictions count for the layer whose expert made way.
 struct SlotCounters {
   int64_t hits, misses, evictions;
+  uint64_t hints_taken, hints_useful, hints_wasted;
 };
 
 // Where an expert's parts lie in its slot. A scale at -1: it has none.
@@ -44,6 +52,11 @@ struct SlotParts {
 
 struct SlotMiss {
   int32_t expert, slot;
+};
+
+// What a miss trades (`place_of`): its place, and the key of the expert that goes there from the miss's slot, -1: none.
+struct SlotTrade {
+  int32_t place, key;
 };
 
 // The look-up in hand.
@@ -87,6 +100,14 @@ struct SlotCache {
   char* base = nullptr;              // [slots, slot_bytes]
   int64_t slot_bytes = 0;
   unsigned* ticket = nullptr;  // [1] 0 between launches
+  // Hints (slot_hint.h).
+  int32_t* hinted = nullptr;       // [slots] 1: a hint's expert, not demanded since
+  uint64_t* hints = nullptr;       // [1] how many of these
+  uint64_t* hint_bytes = nullptr;  // [2] of useful and of wasted ones
+  int64_t* step_floor = nullptr;   // [1] the clock when the last step began
+  // Where only experts without a slot lie behind the slots; else null.
+  int32_t* place_of = nullptr;  // [layers * experts] -1 = in a slot
+  SlotTrade* trade = nullptr;   // [experts] of the look-up's misses, as they stand in `miss`
 };
 
 // The misses of wave 1, 2, …: places [begin, end) in `miss`.

@@ -64,19 +64,41 @@ ROCKET_HOST_DEVICE Oldest find_oldest(const int64_t* stamp, int32_t first, int32
   return oldest;
 }
 
-// Gives a slot to an expert, by one thread.
-ROCKET_HOST_DEVICE void give(const SlotCache& c, int32_t slot, int32_t key, int64_t stamp) {
+// A hinted expert is demanded, or makes way before that.
+template <typename Block>
+ROCKET_HOST_DEVICE void end_hint(const SlotCache& c, int32_t slot, bool useful, Block& block) {
+  const int32_t key = c.key[slot];
+  SlotCounters& counters = c.counters[key / c.experts];
+  c.hinted[slot] = 0;
+  block.add(useful ? &counters.hints_useful : &counters.hints_wasted, uint64_t{1});
+  block.add(c.hint_bytes + (useful ? 0 : 1), static_cast<uint64_t>(c.parts[key].stored_bytes));
+  block.add(c.hints, ~uint64_t{0});  // one less
+}
+
+// Gives a slot to the expert of a miss, by one thread. hints: whether any slot has a hint's expert.
+template <typename Block>
+ROCKET_HOST_DEVICE void give(const SlotCache& c, int32_t miss, int32_t slot, int32_t key, int64_t stamp,
+                             bool hints, Block& block) {
   const int32_t old = c.key[slot];
+  if (hints && c.hinted[slot] != 0) end_hint(c, slot, false, block);
   if (old >= 0) c.slot_of[old] = -1;
+  if (c.place_of) {
+    const int32_t place = c.place_of[key];
+    c.trade[miss] = {place, old};
+    c.place_of[key] = -1;
+    if (old >= 0) c.place_of[old] = place;
+  }
   c.key[slot] = key;
   c.slot_of[key] = slot;
   c.stamp[slot] = stamp;
 }
 // The same, counted, while no other thread does it.
-ROCKET_HOST_DEVICE void take(const SlotCache& c, int32_t slot, int32_t key, int64_t stamp) {
+template <typename Block>
+ROCKET_HOST_DEVICE void take(const SlotCache& c, int32_t miss, int32_t slot, int32_t key, int64_t stamp,
+                             bool hints, Block& block) {
   const int32_t old = c.key[slot];
   if (old >= 0) ++c.counters[old / c.experts].evictions;
-  give(c, slot, key, stamp);
+  give(c, miss, slot, key, stamp, hints, block);
 }
 
 ROCKET_HOST_DEVICE void point_weight(Weight& w, char* slot, int64_t data_at, int64_t scale_at) {
@@ -132,7 +154,7 @@ ROCKET_HOST_DEVICE void point_misses(const SlotCache& c, int32_t base, int32_t m
 
 template <typename Block>
 ROCKET_HOST_DEVICE void look_up_few(const SlotCache& c, int32_t layer, const int32_t* id, int64_t n,
-                                    int64_t now, SlotScratch& s, Block& block) {
+                                    int64_t now, bool hints, SlotScratch& s, Block& block) {
   const int32_t thread = block.thread(), threads = block.threads();
   const int32_t words = (c.experts + 31) / 32, base = layer * c.experts;
   const int32_t* const group = c.first + (c.budgets ? layer : 0);
@@ -147,6 +169,7 @@ ROCKET_HOST_DEVICE void look_up_few(const SlotCache& c, int32_t layer, const int
       const int32_t slot = c.slot_of[base + e];
       c.stamp[slot] = now + hits_below(s, e) + (before < beside ? before : beside);
       c.mark[slot] = now;
+      if (hints && c.hinted[slot] != 0) end_hint(c, slot, true, block);
     } else {
       c.rank[e] = before;
       c.miss[before] = {e, -1};
@@ -172,7 +195,7 @@ ROCKET_HOST_DEVICE void look_up_few(const SlotCache& c, int32_t layer, const int
     if (block.oldest(mine.stamp) != mine.stamp || mine.slot < 0) continue;
     const int32_t e = c.miss[m].expert;
     // Of the first wave's experts those below e come before it; of later ones all that came before.
-    take(c, mine.slot, base + e, now + m + (m < beside ? hits_below(s, e) : hits));
+    take(c, m, mine.slot, base + e, now + m + (m < beside ? hits_below(s, e) : hits), hints, block);
     c.mark[mine.slot] = m < beside ? now : now + hits + beside + (m - beside) / room * room;
     c.miss[m].slot = mine.slot;
     mine = find_oldest(c.stamp, first + thread, last, threads);

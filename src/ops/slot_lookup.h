@@ -19,12 +19,13 @@ namespace rocket {
 template <typename Block>
 ROCKET_HOST_DEVICE void slot_lookup(const SlotCache& c, int32_t layer, const int32_t* id, int64_t n,
                                     SlotScratch& s, Block& block) {
-  const int64_t now = *c.clock, retired = *c.retired;  // one thread writes them later, behind barriers
+  const int64_t now = *c.clock, retired = *c.retired;  // written later, behind barriers
+  const bool hints = *c.hints != 0;
   slots::find_chosen(c, layer, id, n, s, block);
   if (n > c.few) {
-    slots::look_up_many(c, layer, id, n, now, retired, s, block);
+    slots::look_up_many(c, layer, id, n, now, retired, hints, s, block);
   } else {
-    slots::look_up_few(c, layer, id, n, now, s, block);
+    slots::look_up_few(c, layer, id, n, now, hints, s, block);
   }
 }
 

@@ -15,6 +15,7 @@ struct ManyLookup {
   int32_t most;  // experts that the layer may hold
   int64_t now;
   SlotShare share;
+  bool hints;  // whether any slot has a hint's expert
 };
 
 ROCKET_HOST_DEVICE int32_t bits_below(const uint32_t* bits, int32_t place) {
@@ -74,7 +75,9 @@ ROCKET_HOST_DEVICE void order_misses(const SlotCache& c, const ManyLookup& l, Sl
     const int32_t e = c.order[i];
     if (has(s.there, e)) {
       c.rank[e] = -1;
-      c.stamp[c.slot_of[l.base + e]] = l.now + hits_below(s, e);
+      const int32_t slot = c.slot_of[l.base + e];
+      c.stamp[slot] = l.now + hits_below(s, e);
+      if (l.hints && c.hinted[slot] != 0) end_hint(c, slot, true, block);
     } else {
       c.turn[e] = i - bits_below(s.placed, i);
     }
@@ -110,7 +113,7 @@ ROCKET_HOST_DEVICE int32_t take_oldest(const SlotCache& c, const ManyLookup& l, 
     const int32_t old = c.key[mine.slot];
     const bool own = old >= 0 && old / c.experts == l.layer;
     s.held[(m + 1) % 2] = own ? held : held + 1;
-    take(c, mine.slot, l.base + c.miss[m].expert, l.now + l.hits + m);
+    take(c, m, mine.slot, l.base + c.miss[m].expert, l.now + l.hits + m, l.hints, block);
     c.miss[m].slot = mine.slot;
     mine = find_oldest(c.stamp, first, last, threads);
   }
@@ -158,7 +161,7 @@ ROCKET_HOST_DEVICE void give_victims(const SlotCache& c, const ManyLookup& l, in
                                      Block& block) {
   for (int32_t m = begin + block.thread(); m < end; m += block.threads()) {
     const int32_t slot = c.victim[m - begin];
-    give(c, slot, l.base + c.miss[m].expert, l.now + l.hits + m);
+    give(c, m, slot, l.base + c.miss[m].expert, l.now + l.hits + m, l.hints, block);
     c.miss[m].slot = slot;
   }
   block.sync();
@@ -186,10 +189,10 @@ ROCKET_HOST_DEVICE void settle(const SlotCache& c, const ManyLookup& l, int64_t 
 
 template <typename Block>
 ROCKET_HOST_DEVICE void look_up_many(const SlotCache& c, int32_t layer, const int32_t* id, int64_t n,
-                                     int64_t now, int64_t retired, SlotScratch& s, Block& block) {
+                                     int64_t now, int64_t retired, bool hints, SlotScratch& s, Block& block) {
   const int32_t words = (c.experts + 31) / 32;
   ManyLookup l = {};
-  l.layer = layer, l.base = layer * c.experts, l.now = now, l.share = c.share[layer];
+  l.layer = layer, l.base = layer * c.experts, l.now = now, l.share = c.share[layer], l.hints = hints;
   l.chosen = s.seen_before[words], l.hits = s.hit_before[words], l.misses = l.chosen - l.hits;
   int32_t held = 0;
   for (int32_t w = 0; w < words; ++w) held += count_bits(s.there[w]);

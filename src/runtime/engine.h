@@ -27,12 +27,13 @@ struct EngineOptions {
   int32_t max_rows = 0;     // rows a step may have; 0 = automatic. Prompts are fed in chunks of at most this
   int32_t max_streams = 0;  // streams that may be open at once; 0 = automatic
   // A bounded cache of routed experts, filled as they are asked for: on the CPU from the fuel's files, on a device from
-  // the host's memory, where all of them are, or from a slab. None given: every expert is resident, on the CPU in the mapped files.
+  // the host's memory or from a slab. None given: every expert is resident, on the CPU in the mapped files.
   CacheRequest expert_cache;
   std::string
       expert_slab;  // the folder of the fuel's slab, from which that cache is filled instead; empty: none
-  // On a device: auto = all experts in the host's memory, if they fit there or there is no slab; yes; no = they stay in
-  // the slab, from which a thread reads what is missing.
+  // On a device: yes = all experts in the host's memory; exclusive = those without a slot, which change with the slots'; no
+  // = they stay in the slab, from which a thread reads what is missing; auto = the first of these that fits, the last only
+  // with a slab. Where the device's memory is the host's, experts that fit are read in place instead, but for no.
   std::string expert_bank = "auto";
   // Several boosters: what joins them, and which owns which expert; every rank loads with the same. Null: one booster.
   // Context, rows and streams that are 0 on other ranks are those of rank 0.
@@ -65,6 +66,7 @@ struct EngineInfo {
   std::string
       expert_store;  // where experts are that have no slot, and how they are read: checkpoint, slab, …, host bank;
                      // empty: all are resident or in place
+  int64_t bank_bytes = 0;  // of experts in the host's memory, for a device's cache
   int64_t slots_requested = 0, cache_bytes_requested = 0;  // as asked for; 0: no cache was
   int64_t token_bytes = 0;  // weight bytes that one decoded token reads (one embedding row counted)
   int64_t state_bytes_per_stream = 0;  // independent of the context
@@ -186,7 +188,7 @@ class Engine {
   virtual void load_snapshot(const std::string& name, const std::string& file) = 0;
 
   // Experts that a layer (the model's number) may take in its next step, the most likely first. They are read while the
-  // link is idle; no result depends on them. False: nothing was done, as no cache of experts that takes hints is there.
+  // link is idle, for a device only until the next step begins; no result depends on them. False: nothing was done, as no cache of experts that takes hints is there.
   // Throws InputError.
   virtual bool hint(int32_t layer, std::span<const int32_t> experts) = 0;
 
