@@ -76,9 +76,13 @@ class CudaMemory : public MemorySpace {
     if (through != host) std::memcpy(host, through, bytes);
   }
   void write(void* to, const void* host, size_t bytes) override {
-    if (bytes <= 65536) {  // the driver keeps a copy of its own until it is done
+    if (bytes <= 65536) {  // the driver keeps a copy of its own until it is done, but not of pinned memory
       cuda_check(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, context_.stream),
                  "copy to the device");
+      cudaPointerAttributes known{};
+      cuda_check(cudaPointerGetAttributes(&known, host), "copy to the device");
+      if (known.type != cudaMemoryTypeUnregistered)
+        cuda_check(cudaStreamSynchronize(context_.stream), "copy to the device");
       return;
     }
     for (size_t done = 0; done < bytes; done += kStagingBytes) {
