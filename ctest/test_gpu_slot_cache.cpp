@@ -292,7 +292,25 @@ void exclusive(check::Gpu& gpu) {
   }
 }
 
+// What is written may change as soon as write() returns, pinned or not, however small.
+void writes(check::Gpu& gpu) {
+  constexpr size_t kBytes = 16 << 10, kPieces = 256;
+  const BankMemory memory = pinned_bank_memory();
+  char* const pinned = memory.take(kBytes);
+  const DeviceArray<char> to(gpu, static_cast<int64_t>(kBytes * kPieces));
+  for (size_t i = 0; i < kPieces; ++i) {
+    std::fill_n(pinned, kBytes, static_cast<char>(i));
+    gpu.memory().write(to.data() + i * kBytes, pinned, kBytes);
+  }
+  const std::vector<char> found = to.get();
+  bool same = true;
+  for (size_t i = 0; i < found.size(); ++i) same = same && found[i] == static_cast<char>(i / kBytes);
+  expect(same, "small writes from pinned memory");
+  memory.give_back(pinned);
+}
+
 void all(check::Gpu& gpu) {
+  writes(gpu);
   for (const SlotCopy copy : {SlotCopy::kLoads, SlotCopy::kBulk}) {
     for (const int64_t slots : {3, 4, 9, 17, 32}) {
       Case c = case_of(3, 11, 3, slots, 7);
