@@ -160,6 +160,7 @@ class DeviceStream : public ExpertStream {
   }
   // A step that waits for its source ends with it.
   ~DeviceStream() override {
+    cudaSetDevice(exec_.cuda->device);  // what gives memory back waits for the thread's device
     source_.reset();
     cudaStreamSynchronize(main_);
   }
@@ -183,7 +184,9 @@ class DeviceStream : public ExpertStream {
     for (const int32_t expert : experts) {
       if (source_->has(layer, expert)) here.push_back(expert);
     }
-    if (!here.empty()) hints_->take(layer, here, exec_);
+    if (here.empty()) return true;
+    cuda_check(cudaSetDevice(exec_.cuda->device), "device");  // this thread may be another than a step's
+    hints_->take(layer, here, exec_);
     return true;
   }
   void begin_pass() override { source_->begin_pass(); }
