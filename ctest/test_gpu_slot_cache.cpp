@@ -181,7 +181,7 @@ void hinted(check::Gpu& gpu, const Case& c) {
   ExpertCache cache = make_cache(c);
   Routing routing(gpu, c);
   bench.stream->hint(0, std::vector<int32_t>{0});  // from here on steps are told
-  bench.stream->stats();  // waits, so that no step begins before the hint
+  bench.stream->stats();                           // waits, so that no step begins before the hint
   if (cache.hint(0, 0).answer == HintAnswer::kTaken) cache.arrived(0, 0);
   for (int step = 0; step < c.steps; ++step) {
     cache.begin_step();

@@ -16,6 +16,8 @@ from golden_fuels import CASES
 from rocket import PlanError, _core
 from rocket.architecture import read_architecture
 from rocket.plan import stream_state_bytes
+from rocket.random_fuel import make_fuel
+from rocket.random_fuel_shape import FuelOptions, Shape
 from rocket.routing_file import read_any_routing
 from test_expert_cache import GREEDY, SPARKLER, moe_layers, scenario, slots_of
 
@@ -122,6 +124,27 @@ def test_bits_with_a_slot_map_and_exclusive_tiers(resident: Resident) -> None:
     stats = core.stats()
     assert stats["expert_evictions"] == stats["expert_misses"] > 0
     core.unload()
+
+
+@pytest.mark.parametrize("bank", ["yes", "exclusive"])
+@pytest.mark.parametrize("precision", list(PRECISIONS))
+def test_bits_with_experts_of_many_pieces(fuel_dir: Path, precision: str, bank: str) -> None:
+    """Experts above a megabyte: some are computed with while others are on their way."""
+    fuel = fuel_dir / "large-experts"
+    if not fuel.is_dir():
+        make_fuel(fuel, FuelOptions(Shape(hidden_size=1024, moe_intermediate_size=704, num_hidden_layers=5)))
+    core = engine(fuel, precision)
+    info = core.info()
+    resident = Resident(fuel, precision, info, *scenario(core, 7))
+    core.unload()
+    experts = info["moe_layers"] * info["experts"]
+    for slots in (info["topk"], experts // 2, experts - 1):
+        core = resident.engine(expert_slots=slots, expert_bank=bank)
+        assert core.info()["slot_bytes"] > 1 << 20
+        for _ in range(3):  # call by call, recorded, and from what that left
+            resident.same(scenario(core, 7))
+        assert core.stats()["expert_misses"] > 0
+        core.unload()
 
 
 def test_auto_is_exclusive_where_the_host_is_short(fuel_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
