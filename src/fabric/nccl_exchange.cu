@@ -115,8 +115,10 @@ class Nccl {
  private:
   Nccl() {
     if (!open()) return;
-    setenv("NCCL_NVLS_ENABLE", "0", 1);      // multicast between GPUs gains nothing for these messages
-    setenv("NCCL_GRAPH_REGISTER", "0", 0);   // the workspace is of a pool, which cannot be registered
+    setenv("NCCL_NVLS_ENABLE", "0", 1);  // multicast between GPUs gains nothing for these messages
+    // A rank may record a step that another, which draws or keeps a profile, issues call by call: messages must not depend
+    // on that. Nor could the workspace be registered, which is of a pool.
+    setenv("NCCL_GRAPH_REGISTER", "0", 1);
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);  // all is connected at the start, within its limit
   }
   bool open() {
