@@ -371,6 +371,39 @@ void takes(check::Gpu& gpu, int32_t ranks, int32_t rows, int32_t topk, int32_t h
   notes.check(what);
 }
 
+// What is waited for parts adds up from note to note.
+void waits(check::Gpu& gpu) {
+  if (!gpu.takes_case()) return;
+  constexpr int32_t kCount = 300;
+  const check::DeviceArray<float> x(gpu, check::normal(kCount)), all(gpu, kCount);
+  const check::DeviceArray<cuda::PartClock> clock(gpu, std::vector<cuda::PartClock>(1));
+  const check::DeviceArray<uint64_t> waited(gpu, std::vector<uint64_t>(1));
+  cuda::PartSum sum;
+  sum.x = x.data();
+  sum.count = kCount;
+  cuda::PartJoin join;
+  join.mine = x.data();
+  join.rows = 1;
+  join.columns = kCount;
+  join.all = all.data();
+  sum.ranks = join.ranks = 1;
+  sum.clock = join.clock = clock.data();
+  sum.waited = join.waited = waited.data();
+  uint64_t before = 0;
+  for (int turn = 0; turn < 4; ++turn) {
+    cuda::note_reached(clock.data(), gpu.exec);
+    if (turn % 2 == 0) cuda::sum_parts(sum, gpu.exec);
+    if (turn % 2 == 1) cuda::join_parts(join, gpu.exec);
+    const uint64_t now = waited.get()[0];
+    check::expect(now >= before && now - before < 1'000'000'000, "a wait is added, in nanoseconds");
+    check::expect(now == clock.get()[0].waited, "what the host sees is what the device has");
+    before = now;
+  }
+  check::expect(before > 0, "waits are counted");
+  clock.check("the clock of parts");
+  waited.check("what was waited for parts");
+}
+
 // Nobody answers: the step ends within the limit and says who waited for what, and so do steps after it.
 void silence(check::Gpu& gpu) {
   const Case c = {2, 0, 3, 2, 16, 6, Owners::kNoneMine};
@@ -426,6 +459,7 @@ void all(check::Gpu& gpu) {
       takes(gpu, ranks, 40, 8, 21, wrong);
     }
   }
+  waits(gpu);
   silence(gpu);
 }
 

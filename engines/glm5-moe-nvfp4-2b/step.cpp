@@ -20,8 +20,9 @@ void Glm5::forward(const StepPlan& plan) {
   if (parts_) parts_->begin_step();
   if (trace_) trace_rows(plan);
   backend_->run(key, [&] { pass(step); });
-  if (stream_) stream_->end_pass();
+  // Between ranks each wait has a limit; that for experts, which may come behind the rows of others, has none.
   if (exchange_) exchange_->end_step();
+  if (stream_) stream_->end_pass();
   if (weights_->experts_in_place)
     loaded_->checkpoint->check_unchanged();  // before anybody sees what came of it
   if (trace_) {

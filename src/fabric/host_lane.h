@@ -64,6 +64,13 @@ class HostLane {
     cuda_check(cudaStreamWaitEvent(main_.stream, done_, 0), what_);
     main_.after_join = true;
   }
+  // Whether all that was joined is done. Of a join that was not recorded.
+  bool joined_is_done() const {
+    const cudaError_t status = cudaEventQuery(done_);
+    if (status == cudaErrorNotReady) return false;
+    cuda_check(status, what_);
+    return true;
+  }
   void finish() {
     cuda_check(cudaStreamSynchronize(main_.stream), "a step on the device");
     if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);

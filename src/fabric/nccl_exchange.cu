@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <thread>
 #include <utility>
@@ -114,8 +115,10 @@ class Nccl {
  private:
   Nccl() {
     if (!open()) return;
-    setenv("NCCL_NVLS_ENABLE", "0", 1);      // multicast between GPUs gains nothing for these messages
-    setenv("NCCL_GRAPH_REGISTER", "0", 0);   // the workspace is of a pool, which cannot be registered
+    setenv("NCCL_NVLS_ENABLE", "0", 1);  // multicast between GPUs gains nothing for these messages
+    // A rank may record a step that another, which draws or keeps a profile, issues call by call: messages must not depend
+    // on that. Nor could the workspace be registered, which is of a pool.
+    setenv("NCCL_GRAPH_REGISTER", "0", 1);
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);  // all is connected at the start, within its limit
   }
   bool open() {
@@ -210,14 +213,50 @@ class Nccl {
 
 constexpr std::chrono::seconds kEndTime(5);  // for what waits on the device, once it is told to end
 
+bool is_busy(cudaStream_t stream) {
+  const cudaError_t status = cudaStreamQuery(stream);
+  if (status == cudaErrorNotReady) return true;
+  cuda_check(status, "a step on the device");
+  return false;
+}
+
+// How long the ops have waited for parts: many times a step, so that the device adds it up.
+class PartWaits {
+ public:
+  explicit PartWaits(MemorySpace& memory)
+      : memory_(memory),
+        waited_(sizeof(uint64_t)),
+        clock_(static_cast<cuda::PartClock*>(
+            memory.allocate(sizeof(cuda::PartClock), "time of waiting for other ranks"))) {}
+  ~PartWaits() { memory_.release(clock_); }
+  PartWaits(const PartWaits&) = delete;
+  PartWaits& operator=(const PartWaits&) = delete;
+
+  cuda::PartClock* clock() const { return clock_; }
+  uint64_t* waited() const { return waited_.device<uint64_t>(); }
+  // Since the last call. The device has nothing to do.
+  double seconds() {
+    const uint64_t before = std::exchange(seen_, *waited_.host<uint64_t>());
+    return static_cast<double>(seen_ - before) * 1e-9;
+  }
+
+ private:
+  MemorySpace& memory_;
+  Pinned waited_;
+  cuda::PartClock* clock_;
+  uint64_t seen_ = 0;
+};
+
 class NcclRows : public RowExchange {
  public:
+  // waits: null without split_dense.
   NcclRows(Fabric& fabric, const ExchangeConfig& config, const Exec& exec, MemorySpace& memory,
-           std::shared_ptr<HostLane> lane)
+           std::shared_ptr<HostLane> lane, std::shared_ptr<PartWaits> waits)
       : RowExchange(fabric, config.split, config.topk, config.hidden, config.numbers),
         exec_(exec),
         memory_(memory),
         lane_(std::move(lane)),
+        waits_(std::move(waits)),
         numbers_(config.numbers),
         rounds_(split_.ranks - 1),
         notes_(static_cast<int64_t>(numbers_.size()) * rounds_ *
@@ -231,7 +270,7 @@ class NcclRows : public RowExchange {
   }
   ~NcclRows() override {
     try {
-      wait("the end of a step");
+      wait("the end of a step", [this] { return progress(); });
     } catch (const Error&) {  // what waits on the device has been ended
     }
     memory_.release(other_ids_);
@@ -242,8 +281,13 @@ class NcclRows : public RowExchange {
   void begin_step() override {
     RowExchange::begin_step();
     ++steps_;
+    joined_ = false;
   }
+  // What is issued call by call stays close behind what has come: the driver takes so many calls and then waits for the
+  // device, and so does whoever looks for missing experts, without a limit.
   void begin(int32_t layer, std::span<const int32_t> ids, int32_t*, float* buffer) override {
+    if (joined_ && !is_recorded())
+      wait(rows_of_step(), [this] { return lane_->joined_is_done() ? -1 : progress(); });
     taken_.id = ids.data();
     taken_.other_id = other_ids_;
     taken_.owner = owners(layer);
@@ -269,9 +313,10 @@ class NcclRows : public RowExchange {
   void finish(float*) override {
     cuda::note_reached(taken_.notes - 1, exec_);
     lane_->join();
+    joined_ = true;
   }
   void end_step() override {
-    wait("rows of step " + std::to_string(steps_));
+    wait(rows_of_step(), [this] { return progress(); });
     FabricFigures figures;
     cuda::ExchangeNotes* const notes = notes_.host<cuda::ExchangeNotes>();
     for (size_t layer = 0; layer < numbers_.size(); ++layer) {
@@ -285,6 +330,7 @@ class NcclRows : public RowExchange {
       if (last.taken > last.reached)
         figures.wait_seconds += static_cast<double>(last.taken - last.reached) * 1e-9;
     }
+    if (waits_) figures.wait_seconds += waits_->seconds();
     std::fill_n(notes, numbers_.size() * static_cast<size_t>(rounds_), cuda::ExchangeNotes{});
     fabric_.count_rows(figures);
   }
@@ -298,45 +344,52 @@ class NcclRows : public RowExchange {
                           " others",
                       "start the same build of Rocket with the same fuel on all ranks");
   }
-  // Until the device has nothing to do any more. What keeps it longer than the limit is ended.
-  void wait(const std::string& what) {
+  std::string rows_of_step() const { return "rows of step " + std::to_string(steps_); }
+  bool is_recorded() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cuda_check(cudaStreamIsCapturing(exec_.cuda->stream, &status), kWhat);
+    return status != cudaStreamCaptureStatusNone;
+  }
+  // Until look() gives a number below 0. What keeps the device longer than the limit is ended.
+  void wait(const std::string& what, const std::function<int64_t()>& look) {
     try {
-      fabric_.watch([this] { return progress(); }, what);
+      fabric_.watch(look, what);
     } catch (...) {
       Nccl::instance().abort(exec_.cuda->device);
       const auto start = std::chrono::steady_clock::now();
-      while (is_busy() && std::chrono::steady_clock::now() - start < kEndTime)
+      while (still_busy() && std::chrono::steady_clock::now() - start < kEndTime)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       throw;
     }
   }
-  bool is_busy() const {
-    return cudaStreamQuery(exec_.cuda->stream) == cudaErrorNotReady ||
-           cudaStreamQuery(lane_->stream()) == cudaErrorNotReady;
-  }
-  int64_t progress() const {
-    for (cudaStream_t stream : {exec_.cuda->stream, lane_->stream()}) {
-      const cudaError_t status = cudaStreamQuery(stream);
-      if (status == cudaSuccess) continue;
-      if (status != cudaErrorNotReady) cuda_check(status, "a step on the device");
-      Nccl::instance().look();
-      const volatile cuda::ExchangeNotes* const notes = notes_.host<cuda::ExchangeNotes>();
-      uint64_t sum = 0;
-      for (size_t i = 0; i < numbers_.size() * static_cast<size_t>(rounds_); ++i) sum += notes[i].taken;
-      return static_cast<int64_t>(sum & static_cast<uint64_t>(INT64_MAX));
+  bool still_busy() const noexcept {
+    try {
+      return is_busy(exec_.cuda->stream) || is_busy(lane_->stream());
+    } catch (const Error&) {
+      return false;
     }
-    return -1;
+  }
+  // -1: the device has nothing to do any more. Else another number whenever something has come.
+  int64_t progress() const {
+    if (!is_busy(exec_.cuda->stream) && !is_busy(lane_->stream())) return -1;
+    Nccl::instance().look();
+    const volatile cuda::ExchangeNotes* const notes = notes_.host<cuda::ExchangeNotes>();
+    uint64_t sum = 0;
+    for (size_t i = 0; i < numbers_.size() * static_cast<size_t>(rounds_); ++i) sum += notes[i].taken;
+    return static_cast<int64_t>(sum & static_cast<uint64_t>(INT64_MAX));
   }
 
   Exec exec_;
   MemorySpace& memory_;
   std::shared_ptr<HostLane> lane_;
+  std::shared_ptr<PartWaits> waits_;
   const std::vector<int32_t> numbers_;
   const int32_t rounds_;
   Pinned notes_;                  // [layers, rounds]
   int32_t* owners_ = nullptr;     // [layers, experts]
   int32_t* other_ids_ = nullptr;  // [choices]
   uint64_t steps_ = 0;
+  bool joined_ = false;  // whether rows of this step have been
 
   // Of the exchange that is being issued.
   cuda::TakenRows taken_;
@@ -345,8 +398,9 @@ class NcclRows : public RowExchange {
 
 class NcclParts : public PartExchange {
  public:
-  NcclParts(Fabric& fabric, const Exec& exec, std::shared_ptr<HostLane> lane)
-      : PartExchange(fabric), exec_(exec), lane_(std::move(lane)) {}
+  NcclParts(Fabric& fabric, const Exec& exec, std::shared_ptr<HostLane> lane,
+            std::shared_ptr<PartWaits> waits)
+      : PartExchange(fabric), exec_(exec), lane_(std::move(lane)), waits_(std::move(waits)) {}
 
   void sum(float* x, int64_t rows, int64_t columns, float* buffer, const std::string&) override {
     cuda::PartSum p;
@@ -355,6 +409,8 @@ class NcclParts : public PartExchange {
     p.parts = buffer;
     p.rank = fabric_.rank();
     p.ranks = fabric_.ranks();
+    p.clock = waits_->clock();
+    p.waited = waits_->waited();
     gather(x, buffer, p.count);
     cuda::sum_parts(p, exec_);
   }
@@ -369,6 +425,8 @@ class NcclParts : public PartExchange {
     p.rank = fabric_.rank();
     p.ranks = fabric_.ranks();
     p.all = all;
+    p.clock = waits_->clock();
+    p.waited = waits_->waited();
     gather(mine, buffer, p.stride);
     cuda::join_parts(p, exec_);
   }
@@ -378,11 +436,13 @@ class NcclParts : public PartExchange {
   void gather(const float* mine, float* buffer, int64_t count) {
     lane_->fork();
     Nccl::instance().gather(mine, buffer, static_cast<size_t>(count), lane_->stream());
+    cuda::note_reached(waits_->clock(), exec_);  // beside it
     lane_->join();
   }
 
   Exec exec_;
   std::shared_ptr<HostLane> lane_;
+  std::shared_ptr<PartWaits> waits_;
 };
 
 }  // namespace
@@ -397,8 +457,9 @@ Exchange make_nccl_exchange(Fabric& fabric, const ExchangeConfig& config, const 
   nccl.start(fabric, exec.cuda->device);
   const auto lane = std::make_shared<HostLane>(*exec.cuda, kWhat);
   Exchange exchange;
-  exchange.rows = std::make_unique<NcclRows>(fabric, config, exec, memory, lane);
-  if (config.split_dense) exchange.parts = std::make_unique<NcclParts>(fabric, exec, lane);
+  const auto waits = config.split_dense ? std::make_shared<PartWaits>(memory) : nullptr;
+  exchange.rows = std::make_unique<NcclRows>(fabric, config, exec, memory, lane, waits);
+  if (config.split_dense) exchange.parts = std::make_unique<NcclParts>(fabric, exec, lane, waits);
   exchange.about = "rows over NCCL " + nccl.version();
   return exchange;
 }

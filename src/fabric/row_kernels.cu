@@ -121,16 +121,25 @@ __global__ void __launch_bounds__(kThreads) take_kernel(TakenRows p) {
   for (int u = threadIdx.x; u < p.hidden / kFloats; u += kThreads) to[u] = from[u];
 }
 
-__global__ void reached_kernel(ExchangeNotes* notes) {
+__global__ void reached_kernel(uint64_t* reached) {
   wait_for_previous();
   start_next();
-  if (threadIdx.x == 0) notes->reached = nanoseconds();
+  if (threadIdx.x == 0) *reached = nanoseconds();
+}
+
+// By one thread of the kernel that is the first to need the parts.
+template <typename Parts>
+__device__ __forceinline__ void note_wait(const Parts& p) {
+  const uint64_t waited = p.clock->waited + (nanoseconds() - p.clock->reached);
+  p.clock->waited = waited;
+  *p.waited = waited;
 }
 
 __global__ void __launch_bounds__(kThreads) sum_parts_kernel(PartSum p) {
   wait_for_previous();
   start_next();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i == 0 && p.clock) note_wait(p);
   if (i >= p.count) return;
   const float mine = p.x[i];
   float sum = 0;
@@ -145,6 +154,7 @@ __global__ void __launch_bounds__(kThreads) join_parts_kernel(PartJoin p) {
   wait_for_previous();
   start_next();
   const int64_t width = p.ranks * p.columns, i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i == 0 && p.clock) note_wait(p);
   if (i >= p.rows * width) return;
   const int64_t row = i / width, column = i % width, rank = column / p.columns;
   const int64_t at = row * p.columns + column % p.columns;
@@ -200,7 +210,12 @@ void take_rows(const TakenRows& p, void* stream, Exec& exec) {
 
 void note_reached(ExchangeNotes* notes, Exec& exec) {
   if (exec.measure) return;
-  launch("rows of other ranks", reached_kernel, 1, kWarp, 0, exec, notes);
+  launch("rows of other ranks", reached_kernel, 1, kWarp, 0, exec, &notes->reached);
+}
+
+void note_reached(PartClock* clock, Exec& exec) {
+  if (exec.measure) return;
+  launch("parts of all ranks", reached_kernel, 1, kWarp, 0, exec, &clock->reached);
 }
 
 void sum_parts(const PartSum& p, Exec& exec) {

@@ -62,12 +62,21 @@ void take_rows(const TakenRows& p, void* stream, Exec& exec);
 // Writes `reached`, on the ops' stream.
 void note_reached(ExchangeNotes* notes, Exec& exec);
 
+// How long the ops' stream has waited for parts, in nanoseconds of the device's clock. On the device.
+struct PartClock {
+  uint64_t reached = 0;  // when this rank's part was there: note_reached()
+  uint64_t waited = 0;   // in all
+};
+void note_reached(PartClock* clock, Exec& exec);
+
 struct PartSum {
   float* x = nullptr;  // [count] in: this rank's part; out: all parts added in the order of ranks
   int64_t count = 0;
   const float* parts = nullptr;  // part 0; this rank's is not read
   int64_t stride = 0;            // floats from a part to the next
   int32_t rank = 0, ranks = 0;
+  PartClock* clock = nullptr;  // adds what has passed since it was reached; null: nobody asks
+  uint64_t* waited = nullptr;  // out: clock->waited, in pinned memory
 };
 void sum_parts(const PartSum& p, Exec& exec);
 
@@ -77,7 +86,9 @@ struct PartJoin {
   const float* parts = nullptr;  // as above
   int64_t stride = 0;
   int32_t rank = 0, ranks = 0;
-  float* all = nullptr;  // out [rows, ranks * columns]
+  float* all = nullptr;        // out [rows, ranks * columns]
+  PartClock* clock = nullptr;  // as above
+  uint64_t* waited = nullptr;
 };
 void join_parts(const PartJoin& p, Exec& exec);
 
