@@ -113,8 +113,8 @@ CacheBudget cache_budget(const CacheRequest& request, const glm5::Config& config
   return plan_cache(request, shape, loader.slot_bytes(), numbers);
 }
 
-// Of a cache in a device's memory. One that holds all of the rank's experts is filled at the start; any other has all of them behind it,
-// in the host's memory or in a slab.
+// Of a cache in a device's memory. One that holds all of the rank's experts is filled at the start; any other has all
+// of them behind it, in the host's memory or in a slab.
 void plan_device_cache(Plan& plan, const glm5::Config& config, const glm5::Loader& loader, int32_t rows) {
   const CacheConfig& cache = plan.cache->config;
   const int64_t all = cache.owned.empty()
