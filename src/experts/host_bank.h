@@ -29,8 +29,9 @@ class HostBank {
   using Tables = std::vector<std::span<const ExpertWeights>>;
 
   // tables: of each MoE layer, for formats and shapes. order: all pieces of the experts that are to be there, in the
-  // order in which they are read from the store, by all threads of the pool and a bounded number at a time. `progress` (may be empty) gets the bytes read and
-  // in all, 0 while memory is taken; what it throws stops the fill. Throws what the store and the memory throw.
+  // order in which they are read from the store, by all threads of the pool and a bounded number at a time. `progress`
+  // (may be empty) gets the bytes read and in all, 0 while memory is taken; what it throws stops the fill. Throws what the
+  // store and the memory throw.
   HostBank(const Tables& tables, const ExpertStore& store, std::span<const BankPiece> order,
            BankMemory memory, ThreadPool& pool, const Progress& progress);
   ~HostBank();
