@@ -106,6 +106,29 @@ double decode_fresh(Engine& engine, int32_t first, EngineStats* before) {
   return ms[ms.size() / 2];
 }
 
+// Median milliseconds of steps of four rows of one stream, as where rows are checked that were guessed: with `commit` each
+// row leaves a checkpoint, and two of the four are kept. Nothing else is fed, so that both ways read the same.
+double decode_four(Engine& engine, int steps, bool commit) {
+  std::vector<double> ms;
+  for (int i = 0; i < steps; ++i) {
+    const std::vector<int32_t> token = random_tokens(4, engine.info().vocab);
+    Step step;
+    for (const int32_t t : token) {
+      Row row;
+      row.token = t;
+      row.wants_logits = true;
+      row.checkpoint = commit;
+      step.rows.push_back(row);
+    }
+    const auto start = Clock::now();
+    engine.step_and_sample(step, std::vector<SamplingParams>(4));
+    if (commit) engine.commit(0, 2);
+    ms.push_back(ms_since(start));
+  }
+  std::sort(ms.begin(), ms.end());
+  return ms[ms.size() / 2];
+}
+
 // Median microseconds that the host takes to issue a step of one stream.
 double issue_us(Engine& engine, int steps) {
   std::vector<double> us;
@@ -145,7 +168,7 @@ int main(int argc, char** argv) {
     options.backend = "cuda";
     const int slots = number(5, 0);
     options.max_streams = most + (slots > 0 ? kFresh : 0);
-    options.max_context = prompt + 16 * steps;
+    options.max_context = prompt + 24 * steps;
     options.expert_cache.slots = slots;
     if (argc > 6) options.expert_bank = argv[6];
     const auto loading = Clock::now();
@@ -183,6 +206,8 @@ int main(int argc, char** argv) {
       std::printf("decode, a new stream each step: %.3f ms, %.1f tok/s\n", ms, 1e3 / ms);
       print_misses(before, engine->stats(), info);
     }
+    const double four = decode_four(*engine, steps, false), checked = decode_four(*engine, steps, true);
+    std::printf("4 rows of one stream: %.3f ms a step; with checkpoints and commit %.3f ms\n", four, checked);
     std::printf("issuing a step of one stream: %.1f us of the host\n", issue_us(*engine, 32));
     for (const int32_t streams : {1, most}) {
       std::printf("stages of a step of %d, issued call by call:\n", streams);

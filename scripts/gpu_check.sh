@@ -31,7 +31,7 @@ component_tests() {
 
 python_tests() {
   local parallel=''
-  "$python" -c 'import xdist' 2> /dev/null && parallel='-n 8 -p no:benchmark'  # benchmarks warn beside pytest-xdist
+  "$python" -c 'import xdist' 2> /dev/null && parallel='-n 8 --dist loadgroup -p no:benchmark'  # benchmarks warn beside pytest-xdist
   PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu --durations=12 $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1
 }
 

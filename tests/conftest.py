@@ -15,7 +15,17 @@ def fuel_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuels")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Fixtures of a module that load fuels and remember what came out of them.
+LOADED = ("loaded", "golden", "fuel")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("xdist"):  # with --dist loadgroup one worker has all tests of a fuel
+        for item in items:
+            chosen = getattr(item, "callspec", None)
+            of = [f"{name} {chosen.indices[name]}" for name in LOADED if chosen and name in chosen.indices]
+            if of:
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {of[0]}"))
     for mark, missing in (("gpu", missing_gpu), ("mpi", missing_mpi)):
         marked = [item for item in items if item.get_closest_marker(mark)]
         reason = missing() if marked else None

@@ -101,7 +101,10 @@ class DeviceHints {
   DeviceHints& operator=(const DeviceHints&) = delete;
 
   void take(int32_t layer, std::span<const int32_t> experts, Exec& exec) {
-    if (!gate_) open();
+    if (!gate_) {
+      open();
+      cuda::begin_hints(hints_.cache, exec);  // nobody has told what the last step used: all may make way
+    }
     SlotHintList list{};
     list.layer = layer;
     list.steps = gate_->steps;
