@@ -23,7 +23,11 @@ MAX_STREAMS = 12
 
 
 class Plain:
-    """The naive model: a fresh stream, one token a step; what came out is remembered."""
+    """The naive model: a stream of its own, one token a step; what came out is remembered.
+
+    A stream stays open where it ended, and goes on from there when a longer run begins alike."""
+
+    OPEN = 16
 
     def __init__(self, fuel: Path, names: list[str], backend: str) -> None:
         self.engine = _core.CoreEngine(
@@ -32,20 +36,25 @@ class Plain:
             threads=1,
             max_context=MAX_CONTEXT,
             max_rows=8,
-            max_streams=2,
+            max_streams=self.OPEN + 2,
             **EXACT,
         )
         self.names = names
         self._logits: dict[tuple[int, ...], np.ndarray] = {}
         self._states: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
+        self._open: dict[tuple[int, ...], int] = {}  # tokens -> stream, the longest unused first
 
-    def _run(self, ids: tuple[int, ...]) -> None:
-        stream = self.engine.open()
-        for i, token in enumerate(ids):
-            logits, _ = self.engine.step([Row(token, stream, wants_logits=True)])
+    def _run(self, ids: tuple[int, ...]) -> int:
+        """A stream that has had these tokens and no others."""
+        past = max((known for known in self._open if ids[: len(known)] == known), key=len, default=None)
+        stream = self.engine.open() if past is None else self._open.pop(past)
+        for i in range(len(past or ()), len(ids)):
+            logits, _ = self.engine.step([Row(ids[i], stream, wants_logits=True)])
             self._logits[ids[: i + 1]] = logits[0].copy()
-        self._states[ids] = states(self.engine, stream, self.names)
-        self.engine.close(stream)
+        self._open[ids] = stream
+        if len(self._open) > self.OPEN:
+            self.engine.close(self._open.pop(next(iter(self._open))))
+        return stream
 
     def logits(self, ids: list[int], begin: int = 0) -> np.ndarray:
         """After each token from index `begin` on."""
@@ -55,7 +64,7 @@ class Plain:
 
     def states(self, ids: list[int]) -> dict[str, np.ndarray]:
         if tuple(ids) not in self._states:
-            self._run(tuple(ids))
+            self._states[tuple(ids)] = states(self.engine, self._run(tuple(ids)), self.names)
         return self._states[tuple(ids)]
 
 

@@ -16,12 +16,4 @@ ROCKET_HOST_DEVICE uint32_t float_key(float value) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The number that a key is of; no NaN's.
-ROCKET_HOST_DEVICE float key_float(uint32_t key) {
-  const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 }  // namespace rocket

@@ -1,7 +1,6 @@
 // Which pools a row's list has, from their scores. Long rows are cut into chunks, and a block for each leaves the chunk's best
 // pools in scratch; then a block for each row chooses, from the scores or from what chunks left.
 #include <algorithm>
-#include <cfloat>
 
 #include "ops/indexer.cuh"
 #include "ops/topk.cuh"
@@ -21,25 +20,26 @@ struct Candidates {
   int chunks = 0;  // 0: none are made
 };
 
-// Keys in registers, each thread's those that follow each other.
+// Keys in registers, each thread's those that follow each other; 0, which no cut is, where there are none.
 struct HeldKeys {
   uint32_t key[kOwn];
+  int own;           // of a thread at most
   int first, count;  // of this thread
 
   // Sets the thread's share of n keys; quad(i) gives keys i … i + 3, where i is a multiple of 4 below n.
   template <typename Quad>
   __device__ __forceinline__ HeldKeys(int n, const Quad& quad) {
-    const int own = (n + 4 * kSelectThreads - 1) / (4 * kSelectThreads) * 4;
+    own = (n + 4 * kSelectThreads - 1) / (4 * kSelectThreads) * 4;
     first = threadIdx.x * own;
     count = min(max(n - first, 0), own);
 #pragma unroll
     for (int i = 0; i < kOwn; i += 4) {
       uint4 k = make_uint4(0, 0, 0, 0);
       if (i < count) k = quad(first + i);
-      key[i] = k.x;
-      key[i + 1] = k.y;
-      key[i + 2] = k.z;
-      key[i + 3] = k.w;
+      key[i] = i < count ? k.x : 0;
+      key[i + 1] = i + 1 < count ? k.y : 0;
+      key[i + 2] = i + 2 < count ? k.z : 0;
+      key[i + 3] = i + 3 < count ? k.w : 0;
     }
   }
 };
@@ -49,20 +49,15 @@ __device__ __forceinline__ uint4 score_keys(const float* score, int i) {
   return make_uint4(float_key(x.x), float_key(x.y), float_key(x.z), float_key(x.w));
 }
 
-struct KeyRange {
-  uint32_t low, high;
-};
-
-// The smallest and the largest of a block's keys that `wanted` says yes to; there is one at least.
-template <typename Wanted>
-__device__ __forceinline__ KeyRange key_range(const HeldKeys& keys, SelectShared& s, const Wanted& wanted) {
+// The smallest and the largest key of a block.
+__device__ __forceinline__ uint2 key_range(const HeldKeys& keys, SelectShared& s) {
   constexpr unsigned kAll = 0xffffffffu;
   constexpr int kWarps = kSelectThreads / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   uint32_t low = ~0u, high = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    if (i >= keys.count || !wanted(keys.key[i])) continue;
+    if (i >= keys.count) continue;
     low = min(low, keys.key[i]);
     high = max(high, keys.key[i]);
   }
@@ -80,104 +75,48 @@ __device__ __forceinline__ KeyRange key_range(const HeldKeys& keys, SelectShared
 }
 static_assert(kSelectThreads == kWarp * kWarp);
 
-// Bins of equal width over a range of numbers. Bit patterns would put most scores into the few bins of their exponents, where
-// a block's counts would wait for each other.
-struct ValueBins {
-  float least, scale;
-  bool can;  // whether all is finite
-  __device__ __forceinline__ explicit ValueBins(const KeyRange& range) {
-    const float most = key_float(range.high);
-    least = key_float(range.low);
-    can = range.low >= float_key(-FLT_MAX) && range.high <= float_key(FLT_MAX) && most - least <= FLT_MAX;
-    scale = most > least ? kSelectBins / (most - least) : 0.0f;
-    can = can && scale <= FLT_MAX;
-  }
-  // Larger numbers have the same bin or a larger one, however sums are rounded.
-  __device__ __forceinline__ uint32_t operator()(uint32_t key) const {
-    return min(static_cast<uint32_t>((key_float(key) - least) * scale), kSelectBins - 1u);
-  }
-};
-
-// Counts the block's keys by bin; bin(key) is kSelectBins for those that are not counted. s.found gets the bin in which the
-// `needed`-th largest lies and its place there, counted from 1, s.size the keys in that bin.
-template <typename Bin>
-__device__ __forceinline__ void find_bin(const HeldKeys& keys, uint32_t needed, SelectShared& s,
-                                         const Bin& bin) {
-  s.count[threadIdx.x] = s.count[threadIdx.x + kSelectThreads] = 0;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const uint32_t at = i < keys.count ? bin(keys.key[i]) : kSelectBins;
-    if (at < kSelectBins) atomicAdd(&s.count[at], 1u);
-  }
-  __syncthreads();
-  const int high = kSelectBins - 1 - 2 * threadIdx.x;  // the largest first: thread 0 has the two largest
-  const uint32_t in_high = s.count[high], in_low = s.count[high - 1];
-  const uint32_t upto = block_count_scan<kSelectThreads>(in_high + in_low, s.scan);
-  const uint32_t before = upto - in_high - in_low;
-  if (before < needed && upto >= needed) {
-    const bool first = before + in_high >= needed;
-    s.found = {static_cast<uint32_t>(first ? high : high - 1), needed - before - (first ? 0 : in_high)};
-    s.size = first ? in_high : in_low;
-  }
-  __syncthreads();
-}
-
-// The threshold among at most kRanked keys: each is compared with all.
-constexpr int kRanked = 256;
-template <typename Wanted>
-__device__ __forceinline__ Threshold ranked_threshold(const HeldKeys& keys, uint32_t needed, int n,
-                                                      SelectShared& s, const Wanted& wanted) {
-  if (threadIdx.x == 0) s.size = 0;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    if (i < keys.count && wanted(keys.key[i])) s.count[atomicAdd(&s.size, 1u)] = keys.key[i];
-  }
-  __syncthreads();
-  if (static_cast<int>(threadIdx.x) < n) {
-    const uint32_t own = s.count[threadIdx.x];
-    uint32_t larger = 0, upto = 0, equal_before = 0;
-    for (int i = 0; i < n; ++i) {
-      const uint32_t x = s.count[i];
-      larger += x > own;
-      upto += x >= own;
-      equal_before += x == own && i < static_cast<int>(threadIdx.x);
-    }
-    if (larger < needed && needed <= upto && equal_before == 0) s.found = {own, needed - larger};
-  }
-  __syncthreads();
-  return s.found;
-}
-
-// As find_threshold, of keys in registers: first by their values' bins, and what meets in one of them by comparison, or, where
-// that is too much, by digits of the keys that are left.
+// As find_threshold, of keys in registers. The range that it lies in is cut in four until it is one key, or a cut has just k keys
+// above it. Scores lie close together, so that a histogram's counts would wait for each other; this takes as long
+// whatever they are.
 __device__ __forceinline__ Threshold held_threshold(const HeldKeys& keys, uint32_t k, SelectShared& s) {
-  KeyRange range = key_range(keys, s, [](uint32_t) { return true; });
-  uint32_t needed = k;
-  const ValueBins value_bin(range);
-  if (value_bin.can) {
-    find_bin(keys, needed, s, value_bin);
-    const uint32_t bin = s.found.key, size = s.size;
-    const auto meets = [&](uint32_t x) { return value_bin(x) == bin; };
-    needed = s.found.equal;
+  constexpr unsigned kAll = 0xffffffffu, kField = 10, kMask = (1u << kField) - 1;
+  static_assert(kOwn * kWarp <= kMask);  // what a warp counts fits a field, three of them a word
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const uint2 range = key_range(keys, s);
+  uint32_t low = range.x, high = range.y;  // k keys or more are from `low` on
+  uint32_t above = 0;                      // keys above `high`, fewer than k
+  for (int turn = 0; low < high; turn ^= 1) {
+    const uint32_t part = (high - low) / 4 + 1, cut[3] = {low + part, low + 2 * part, low + 3 * part};
+    uint32_t counts = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (i >= keys.own) break;
+      const uint32_t x = keys.key[i];
+      counts += (x >= cut[0]) + (x >= cut[1]) * (1u << kField) + (x >= cut[2]) * (1u << 2 * kField);
+    }
+    counts = __reduce_add_sync(kAll, counts);
+    uint32_t* const of_warps = s.count + turn * kWarp;  // those of the turn before may still be read
+    if (lane == 0) of_warps[warp] = counts;
     __syncthreads();
-    if (size <= kRanked) return ranked_threshold(keys, needed, static_cast<int>(size), s, meets);
-    range = key_range(keys, s, meets);
+    counts = of_warps[lane];
+    uint32_t n[3], upto = high, exact = 0;  // no cut is 0
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      n[i] = __reduce_add_sync(kAll, counts >> i * kField & kMask);
+      if (n[i] > k) low = cut[i];
+    }
+#pragma unroll
+    for (int i = 2; i >= 0; --i) {  // the smallest cut with too few keys comes last
+      if (n[i] == k) exact = cut[i];
+      if (n[i] < k && cut[i] <= high) {
+        upto = cut[i] - 1;
+        above = n[i];
+      }
+    }
+    if (exact > 0) return {exact - 1, 0};
+    high = upto;
   }
-  for (;;) {
-    const uint32_t low = range.low, high = range.high, width = high - low;
-    const int shift = width < kSelectBins ? 0 : 21 - __clz(static_cast<int>(width));
-    find_bin(keys, needed, s,
-             [&](uint32_t x) { return x >= low && x <= high ? (x - low) >> shift : kSelectBins; });
-    range.low = low + (s.found.key << shift);
-    needed = s.found.equal;
-    const bool all = needed == s.size;
-    __syncthreads();
-    if (shift == 0) return {range.low, needed};
-    if (all && range.low > 0) return {range.low - 1, 0};
-    range.high = min(high, range.low + ((1u << shift) - 1));
-  }
+  return {low, k - above};
 }
 
 // emit(place, i) for the k best of the block's keys, ascending in i; k is smaller than their number.

@@ -64,7 +64,6 @@ struct SelectShared {
   uint32_t count[kSelectBins];
   uint32_t scan[kSelectThreads / kWarp];
   Threshold found;
-  uint32_t size;  // of a bin that the threshold lies in
 };
 
 // keys(i) is key i, 0 < k < n. All threads of a block of kSelectThreads call it and get the same answer. Radix selection:
