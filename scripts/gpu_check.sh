@@ -29,10 +29,11 @@ component_tests() {
   ctest --test-dir $build -j 4 --output-on-failure -L gpu --output-junit results/ctest.xml > $results/ctest.log
 }
 
-python_tests() {
-  local parallel=''
-  "$python" -c 'import xdist' 2> /dev/null && parallel='-n 8 --dist loadgroup -p no:benchmark'  # benchmarks warn beside pytest-xdist
-  PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu --durations=12 $parallel --junitxml=$results/pytest.xml > $results/pytest.log 2>&1
+python_tests() {  # name of the results, arguments
+  local name=$1
+  shift
+  PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest -q -m gpu --durations=8 \
+    --junitxml=$results/$name.xml "$@" > $results/$name.log 2>&1
 }
 
 # One case in eight of each program, by both tools. Not of test_gpu_slot_disk: its kernels wait for a thread of the host,
@@ -62,11 +63,22 @@ targets='gpu_tests _core'
 cmake --build $build -j "$(nproc)" --target $targets > $results/build.log 2>&1 ||
   { grep -E "error|\*\*\*|FAILED" $results/build.log | head -20; exit 1; }
 
-# Nothing here is timed, so all of it runs at once.
 status=0
-say "component tests, GPU tests and compute-sanitizer"
-component_tests & components=$!
-python_tests & pythons=$!
+say "component tests"
+component_tests || status=1
+grep -E "FAIL|SKIP|tests passed|Failed|\*\*\*" $results/ctest.log | grep -v "^ok" | head -60 || true
+
+# Kernels that wait for the host keep others from the GPU meanwhile, and are kept from it themselves: these run alone.
+say "GPU tests, those that wait for the host"
+waiting='tests/test_gpu_expert_disk.py tests/test_gpu_boosters.py'
+python_tests waiting $waiting || status=1
+tail -16 $results/waiting.log
+
+# Nothing here is timed, so all of it runs at once.
+say "GPU tests and compute-sanitizer"
+parallel=''
+"$python" -c 'import xdist' 2> /dev/null && parallel='-n 8 --dist loadgroup -p no:benchmark'  # benchmarks warn beside pytest-xdist
+python_tests pytest $(printf -- '--ignore %s ' $waiting) $parallel & pythons=$!
 sanitizing=''
 if [ -z "$quick" ]; then
   if command -v compute-sanitizer > /dev/null; then
@@ -75,11 +87,8 @@ if [ -z "$quick" ]; then
     echo "SKIP compute-sanitizer: it is not installed"
   fi
 fi
-wait $components || status=1
-grep -E "FAIL|SKIP|tests passed|Failed|\*\*\*" $results/ctest.log | grep -v "^ok" | head -60 || true
-say "component tests done"
 wait $pythons || status=1
-tail -40 $results/pytest.log
+tail -30 $results/pytest.log
 say "GPU tests done"
 if [ -n "$sanitizing" ]; then
   wait $sanitizing || status=1

@@ -61,10 +61,16 @@ def test_bits_are_those_of_the_resident_engine(
     core.unload()
     _core.FuelSlab(str(fuel), str(tmp_path)).write()
     for size in ("smallest", "one more", "25 %", "50 %"):
+        slots = slots_of(size, info)
+        behind = {"expert_slots": slots, "expert_slab": str(tmp_path)}
+        core = engine(fuel, expert_bank="yes", **behind, **precision)
+        assert core.info()["expert_store"] == "host bank"
+        for _ in range(2):
+            same(scenario(core, 7), wanted)
+        with_bank = core.stats()
+        core.unload()
         for uring in ("1", "0"):
             monkeypatch.setenv("ROCKET_IO_URING", uring)
-            slots = slots_of(size, info)
-            behind = {"expert_slots": slots, "expert_slab": str(tmp_path)}
             core = engine(fuel, expert_bank="no", **behind, **precision)
             assert STORE.fullmatch(core.info()["expert_store"])
             assert (core.info()["slots"], core.info()["slots_requested"]) == (slots, slots)
@@ -74,12 +80,6 @@ def test_bits_are_those_of_the_resident_engine(
             core.unload()
             assert stats["expert_evictions"] == stats["expert_misses"] - slots
             assert stats["fetch_seconds"] > 0
-            core = engine(fuel, expert_bank="yes", **behind, **precision)
-            assert core.info()["expert_store"] == "host bank"
-            for _ in range(2):
-                same(scenario(core, 7), wanted)
-            with_bank = core.stats()
-            core.unload()
             for name in ("expert_layers", "streamed_bytes"):
                 assert stats[name] == with_bank[name]
 

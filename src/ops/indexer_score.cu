@@ -31,24 +31,6 @@ __device__ __forceinline__ const float* key_row(const PagedRows& pooled, int poo
   return pooled.page[page] + pooled.offset + static_cast<int64_t>(index - page * rows) * pooled.width;
 }
 
-// What a lane has of 16 pools' keys, from `first` on: zeros where there are none.
-struct PoolKeys {
-  float4 key[2][kGroups];
-  __device__ __forceinline__ void load(const PagedRows& pooled, int first, int pools, int dim) {
-    const int lane = threadIdx.x % kWarp;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int pool = first + lane / 4 + 8 * half;
-      const float* from = pool < pools ? key_row(pooled, pool) + 4 * (lane % 4) : nullptr;
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        key[half][i] = make_float4(0, 0, 0, 0);
-        if (from && 16 * i < dim) key[half][i] = *reinterpret_cast<const float4*>(from + 16 * i);
-      }
-    }
-  }
-};
-
 // By tensor cores with float32's precision: each warp has 16 pools at a time, whose keys it reads straight into registers,
 // and all heads. Rows' bits do not depend on the grid.
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -65,9 +47,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int pools = visible_pools(p, p.segment[index], row);
   if (!scores_wanted(p, pools) || static_cast<int>(blockIdx.x) * kTile >= pools) return;
   const PagedRows pooled = p.pooled[index];
-  int first = blockIdx.x * kTile + warp * kWarpPools;
-  PoolKeys own;
-  own.load(pooled, first, pools, p.dim);  // they come while queries are cut
   for (int i = threadIdx.x; i < p.heads * quads; i += kThreads) {
     const float4 x = reinterpret_cast<const float4*>(p.q + row * p.ldq)[i];
     uint4 h, l;
@@ -85,7 +64,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   __syncthreads();
 
 #pragma unroll 1
-  while (first < pools) {
+  for (int first = blockIdx.x * kTile + warp * kWarpPools; first < pools; first += gridDim.x * kTile) {
+    float4 key[2][kGroups];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int pool = first + g + 8 * half;
+      const float* from = pool < pools ? key_row(pooled, pool) + 4 * j : nullptr;
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        key[half][i] = make_float4(0, 0, 0, 0);
+        if (from && 16 * i < p.dim) key[half][i] = *reinterpret_cast<const float4*>(from + 16 * i);
+      }
+    }
     float sum[2] = {};
 #pragma unroll 1
     for (int head = 0; head < p.heads; head += kHeads) {
@@ -93,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
         if (16 * i >= p.dim) break;
-        const CutQuads k(own.key[0][i], own.key[1][i]);
+        const CutQuads k(key[0][i], key[1][i]);
 #pragma unroll
         for (int n = 0; n < kHeads / 8; ++n) {
           const int at = (head + 8 * n + g) * stride + 16 * i + 4 * j;
@@ -123,8 +113,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       const int pool = first + g + 8 * half;
       if (j == 0 && pool < pools) store_score(p, out, row, pool, sum[half]);
     }
-    first += gridDim.x * kTile;
-    own.load(pooled, first, pools, p.dim);
   }
 }
 

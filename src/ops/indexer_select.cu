@@ -20,26 +20,25 @@ struct Candidates {
   int chunks = 0;  // 0: none are made
 };
 
-// Keys in registers, each thread's those that follow each other; 0, which no cut is, where there are none.
+// Keys in registers, each thread's those that follow each other.
 struct HeldKeys {
   uint32_t key[kOwn];
-  int own;           // of a thread at most
   int first, count;  // of this thread
 
   // Sets the thread's share of n keys; quad(i) gives keys i … i + 3, where i is a multiple of 4 below n.
   template <typename Quad>
   __device__ __forceinline__ HeldKeys(int n, const Quad& quad) {
-    own = (n + 4 * kSelectThreads - 1) / (4 * kSelectThreads) * 4;
+    const int own = (n + 4 * kSelectThreads - 1) / (4 * kSelectThreads) * 4;
     first = threadIdx.x * own;
     count = min(max(n - first, 0), own);
 #pragma unroll
     for (int i = 0; i < kOwn; i += 4) {
       uint4 k = make_uint4(0, 0, 0, 0);
       if (i < count) k = quad(first + i);
-      key[i] = i < count ? k.x : 0;
-      key[i + 1] = i + 1 < count ? k.y : 0;
-      key[i + 2] = i + 2 < count ? k.z : 0;
-      key[i + 3] = i + 3 < count ? k.w : 0;
+      key[i] = k.x;
+      key[i + 1] = k.y;
+      key[i + 2] = k.z;
+      key[i + 3] = k.w;
     }
   }
 };
@@ -75,48 +74,40 @@ __device__ __forceinline__ uint2 key_range(const HeldKeys& keys, SelectShared& s
 }
 static_assert(kSelectThreads == kWarp * kWarp);
 
-// As find_threshold, of keys in registers. The range that it lies in is cut in four until it is one key, or a cut has just k keys
-// above it. Scores lie close together, so that a histogram's counts would wait for each other; this takes as long
-// whatever they are.
+// As find_threshold, of keys in registers: the digits are those of the keys' own range, so that few levels do and few
+// keys meet in a bin.
 __device__ __forceinline__ Threshold held_threshold(const HeldKeys& keys, uint32_t k, SelectShared& s) {
-  constexpr unsigned kAll = 0xffffffffu, kField = 10, kMask = (1u << kField) - 1;
-  static_assert(kOwn * kWarp <= kMask);  // what a warp counts fits a field, three of them a word
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const uint2 range = key_range(keys, s);
-  uint32_t low = range.x, high = range.y;  // k keys or more are from `low` on
-  uint32_t above = 0;                      // keys above `high`, fewer than k
-  for (int turn = 0; low < high; turn ^= 1) {
-    const uint32_t part = (high - low) / 4 + 1, cut[3] = {low + part, low + 2 * part, low + 3 * part};
-    uint32_t counts = 0;
+  uint32_t low = range.x, high = range.y, needed = k;
+  for (;;) {
+    const uint32_t width = high - low;
+    const int shift = width < kSelectBins ? 0 : 21 - __clz(static_cast<int>(width));
+    s.count[threadIdx.x] = s.count[threadIdx.x + kSelectThreads] = 0;
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (i >= keys.own) break;
       const uint32_t x = keys.key[i];
-      counts += (x >= cut[0]) + (x >= cut[1]) * (1u << kField) + (x >= cut[2]) * (1u << 2 * kField);
+      if (i < keys.count && x >= low && x <= high) atomicAdd(&s.count[(x - low) >> shift], 1u);
     }
-    counts = __reduce_add_sync(kAll, counts);
-    uint32_t* const of_warps = s.count + turn * kWarp;  // those of the turn before may still be read
-    if (lane == 0) of_warps[warp] = counts;
     __syncthreads();
-    counts = of_warps[lane];
-    uint32_t n[3], upto = high, exact = 0;  // no cut is 0
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      n[i] = __reduce_add_sync(kAll, counts >> i * kField & kMask);
-      if (n[i] > k) low = cut[i];
+    const int bin = kSelectBins - 1 - 2 * threadIdx.x;  // the largest first: thread 0 has the two largest
+    const uint32_t in_high = s.count[bin], in_low = s.count[bin - 1];
+    const uint32_t upto = block_scan<kSelectThreads>(in_high + in_low, s.scan);
+    const uint32_t before = upto - in_high - in_low;
+    if (before < needed && upto >= needed) {
+      const bool first = before + in_high >= needed;
+      const uint32_t equal = needed - before - (first ? 0 : in_high);
+      s.found.key = low + (static_cast<uint32_t>(first ? bin : bin - 1) << shift);
+      s.found.equal = equal;
+      s.all = equal == (first ? in_high : in_low);
     }
-#pragma unroll
-    for (int i = 2; i >= 0; --i) {  // the smallest cut with too few keys comes last
-      if (n[i] == k) exact = cut[i];
-      if (n[i] < k && cut[i] <= high) {
-        upto = cut[i] - 1;
-        above = n[i];
-      }
-    }
-    if (exact > 0) return {exact - 1, 0};
-    high = upto;
+    __syncthreads();
+    low = s.found.key;
+    needed = s.found.equal;
+    if (shift == 0) return {low, needed};
+    if (s.all && low > 0) return {low - 1, 0};
+    high = min(high, low + ((1u << shift) - 1));
   }
-  return {low, k - above};
 }
 
 // emit(place, i) for the k best of the block's keys, ascending in i; k is smaller than their number.
@@ -129,7 +120,7 @@ __device__ __forceinline__ void choose_held(const HeldKeys& keys, int k, SelectS
     if (i >= keys.count) continue;
     mine += keys.key[i] > t.key ? 1u : keys.key[i] == t.key ? 1u << 16 : 0u;
   }
-  const uint32_t before = block_count_scan<kSelectThreads>(mine, s.scan) - mine;
+  const uint32_t before = block_scan<kSelectThreads>(mine, s.scan) - mine;
   uint32_t larger = before & 0xffffu, equal = before >> 16;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {

@@ -30,30 +30,6 @@ __device__ __forceinline__ T block_scan(T x, T* shared) {
   return before + x;
 }
 
-// The same of numbers whose order does not matter: warps' sums are added by shuffles, too.
-template <int kThreads>
-__device__ __forceinline__ uint32_t block_count_scan(uint32_t x, uint32_t* shared) {
-  constexpr int kWarps = kThreads / kWarp;
-  static_assert(kWarps == kWarp);
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const uint32_t below = shuffle_up(x, step);
-    if (lane >= step) x += below;
-  }
-  if (lane == kWarp - 1) shared[warp] = x;
-  __syncthreads();
-  uint32_t upto = shared[lane];
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const uint32_t below = shuffle_up(upto, step);
-    if (lane >= step) upto += below;
-  }
-  const uint32_t before = __shfl_sync(0xffffffffu, upto, warp - (warp > 0));
-  __syncthreads();
-  return warp > 0 ? before + x : x;
-}
-
 // Where the k largest of n keys end: all keys above `key` and the first `equal` of those that equal it.
 struct Threshold {
   uint32_t key;
@@ -64,6 +40,7 @@ struct SelectShared {
   uint32_t count[kSelectBins];
   uint32_t scan[kSelectThreads / kWarp];
   Threshold found;
+  bool all;  // of a bin that the threshold lies in: whether it is taken whole
 };
 
 // keys(i) is key i, 0 < k < n. All threads of a block of kSelectThreads call it and get the same answer. Radix selection:
@@ -98,7 +75,7 @@ __device__ Threshold find_threshold(const Keys& keys, int n, uint32_t k, SelectS
     // Largest digits first: thread 0 has the two largest.
     const int high = kSelectBins - 1 - 2 * threadIdx.x;
     const uint32_t in_high = s.count[high], in_low = s.count[high - 1];
-    const uint32_t upto = block_count_scan<kSelectThreads>(in_high + in_low, s.scan);
+    const uint32_t upto = block_scan<kSelectThreads>(in_high + in_low, s.scan);
     const uint32_t before = upto - in_high - in_low;
     if (before < t.equal && upto >= t.equal) {
       const bool first = before + in_high >= t.equal;
