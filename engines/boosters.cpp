@@ -45,7 +45,7 @@ void take_limits(EngineOptions& options) {
 }
 
 int32_t device_of_rank(size_t devices) {
-  for (const char* const name : {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"}) {
+  for (const char* const name : {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
     const char* const text = std::getenv(name);
     if (text && devices > 0) return static_cast<int32_t>(std::strtoul(text, nullptr, 10) % devices);
   }

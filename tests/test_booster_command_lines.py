@@ -2,6 +2,7 @@
 result must be the same; and signals end all of them."""
 
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -134,3 +135,14 @@ def test_signals_end_all_ranks(number: signal.Signals, rank: int, status: int | 
             assert whole.startswith((text + out).decode()), "there is more than the text in standard output"
     finally:
         end_ranks(mark)
+
+
+@pytest.mark.parametrize("program", [DECODE, (*ROCKET, "score"), (*ROCKET, "bench", "decode"), ROCKET])
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_is_printed_once(program: tuple[str, ...], option: str) -> None:
+    if option == "--version" and program not in (DECODE, ROCKET):
+        option = "--help"
+    alone = subprocess.run([*program, option], capture_output=True, text=True, check=True, timeout=60)
+    result = run_ranks([(2, (*program, option))])
+    assert (result.status, result.out) == (0, alone.stdout)
+    assert result.out

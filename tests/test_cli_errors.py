@@ -252,6 +252,7 @@ USAGE = {
     "backend": (("--backend", "tpu", *PROMPT), ("--backend", "auto, cpu, cuda", "found 'tpu'")),
     "precision": (("--prefill-precision", "f16", *PROMPT), ("--prefill-precision", "auto, f32, bf16")),
     "precision of a CPU": (("--prefill-precision", "bf16", *PROMPT), ("--prefill-precision", "float32 only")),
+    "dense weights of nobody": (("--split-dense", *PROMPT), ("--split-dense", "number of boosters")),
     "latents of a CPU": (("--kv-dtype", "bf16", *PROMPT), ("--kv-dtype", "float32 only")),
     "threads negative": (("--threads", "-1", *PROMPT), ("--threads", "from 0", "found -1")),
     "output without a name": (("--logits-out", "", *PROMPT), ("--logits-out: expected a file",)),

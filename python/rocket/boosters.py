@@ -35,7 +35,8 @@ SPLIT_HELP = "Which booster owns which expert (rocket split); by id without it."
 WAIT_HELP = "End the run when a booster has not answered for N seconds."
 WAIT_SECONDS = 60.0
 
-# What launchers tell the processes that they start: rank, ranks, ranks on this machine. MPICH, Open MPI.
+# What a launcher tells each process: rank, ranks, ranks on this machine. MPICH, Open MPI. Slurm's
+# srun tells the first two as MPICH does.
 _LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -108,6 +109,21 @@ def count_of(boosters: int | None, split: str | None, option: str = "--split") -
             f"give --boosters {ranks}, or start it without mpirun",
         )
     return count
+
+
+def check_shared(boosters: int | None, split: str | None, split_dense: bool) -> None:
+    """Throws UsageError if dense weights are to be shared, and nobody said between how many."""
+    if split_dense and boosters is None and split is None:
+        raise UsageError(
+            "--split-dense: expected a number of boosters beside it, found none",
+            "give --boosters N, or leave it out: a single booster has all dense weights",
+        )
+
+
+def only_rank0_prints() -> None:
+    """On other ranks standard output is nowhere, that of --help and --version too."""
+    if launched()[0] > 0:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (until the end)
 
 
 def _start(wait: float) -> "Fabric":
@@ -197,7 +213,9 @@ class Group:
     def of(cls, boosters: int | None, split: str | None, split_dense: bool, wait: float) -> "Group":
         """Checks them. Throws UsageError."""
         check_real("--booster-wait", wait, 0, 86400, with_low=False)
-        return cls(count_of(boosters, split), split, split_dense, wait)
+        count = count_of(boosters, split)
+        check_shared(boosters, split, split_dense)
+        return cls(count, split, split_dense, wait)
 
     def arguments(self, threads: int) -> dict[str, Any]:
         """Of Engine, on every booster."""
@@ -257,8 +275,12 @@ def owners_of(
 def arguments(
     folder: Path, boosters: int, split: str | Path | None, wait: float, split_dense: bool
 ) -> dict[str, Any]:
-    """Of CoreEngine, for several boosters. Throws InputError for what cannot be."""
+    """Of CoreEngine, for several boosters: none for one. Throws InputError for what cannot be."""
     try:
+        if boosters == 1:
+            if split is not None:
+                owners_of(folder, boosters, split)  # what it says is checked all the same
+            return {}
         return {
             "fabric": connect(boosters, wait),
             "owners": owners_of(folder, boosters, split, split_dense),

@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from rocket.boosters import leave, speaks
+from rocket.boosters import leave, only_rank0_prints, speaks
 from rocket.errors import run_command_line
 
 COMMANDS = (
@@ -46,4 +46,5 @@ def build() -> typer.Typer:
 
 def main() -> NoReturn:
     takes_part = sys.argv[1:2] == ["score"] or sys.argv[1:3] == ["bench", "decode"]
+    only_rank0_prints()
     run_command_line(build, "rocket", lambda message, hint: speaks(message, hint, takes_part), leave)

@@ -15,6 +15,7 @@ from rocket.boosters import (
     follow,
     joined,
     leave,
+    only_rank0_prints,
     speaks,
 )
 from rocket.errors import run_command_line
@@ -193,4 +194,5 @@ def decode(
 
 
 def main() -> NoReturn:
+    only_rank0_prints()
     run_command_line(lambda: app, "rocket-decode", speaks, leave)

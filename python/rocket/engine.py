@@ -156,11 +156,7 @@ class Engine:
                 f"expert_cache_gib: expected 0 (none) to {MAX_CACHE_GIB}, found {expert_cache_gib}",
                 "leave it out to use experts in place",
             )
-        shared = (
-            booster_group.arguments(self.folder, boosters, split, booster_wait, split_dense)
-            if boosters != 1
-            else {}
-        )
+        shared = booster_group.arguments(self.folder, boosters, split, booster_wait, split_dense)
         self._core: CoreEngine | None = CoreEngine(
             str(self.folder),
             backend=backend,

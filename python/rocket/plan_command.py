@@ -11,7 +11,7 @@ import typer
 from rocket import booster as boosters_module
 from rocket.accounting import Account
 from rocket.booster import GIB, Booster
-from rocket.boosters import DENSE_HELP
+from rocket.boosters import DENSE_HELP, check_shared
 from rocket.console import write_data
 from rocket.errors import CliError, UsageError
 from rocket.fuel import known_fuels
@@ -146,6 +146,7 @@ def plan(
     check_integer("--streams", streams, 1, 65536)
     if prefill_chunk is not None:
         check_integer("--prefill-chunk", prefill_chunk, 1, MAX_CHUNK)
+    check_shared(boosters, split, split_dense)
     profile, why = _booster(booster, fuel)
     own = booster if booster not in boosters_module.names() else None
     name, account = load_account(fuel)
