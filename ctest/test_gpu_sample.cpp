@@ -16,7 +16,9 @@ struct Named {
 // Draws row after row from logits [rows, vocab]; every row has its own counter and, unless greedy, seed.
 void compare(check::Gpu& gpu, const std::string& what, const Floats& logits, int32_t rows, int32_t vocab,
              int64_t extra, const std::vector<SamplingParams>& sampling) {
-  if (gpu.small() && vocab > 5000) return;  // every path has smaller cases, too
+  // Threads that add to one bin wait for each other, under a sanitizer for minutes. Every path has a case that stays.
+  const bool spread_out = sampling.size() == 1 && sampling[0].temperature < 0.5f;
+  if (gpu.small() && vocab > (spread_out ? 5000 : 700)) return;
   if (!gpu.takes_case()) return;
   if (gpu.small()) rows = std::min(rows, 3);
   const int64_t ld = vocab + extra;
