@@ -302,10 +302,11 @@ std::unique_ptr<ExpertStore> expert_store(const EngineOptions& options, const gl
 }
 
 std::unique_ptr<Engine> load(EngineOptions options) {
-  std::string why;
-  const std::string name = choose_backend(options.backend, &why);
   Fabric& fabric = *options.fabric;
   const bool several = fabric.ranks() > 1;
+  const int32_t device = several ? device_of_rank(cuda_devices().size()) : 0;
+  std::string why;
+  const std::string name = choose_backend(options.backend, device, &why);
   glm5::Config config = glm5::read_config(options.fuel_dir);
   if (several) {
     check_split(options, config);
@@ -322,7 +323,6 @@ std::unique_ptr<Engine> load(EngineOptions options) {
       std::make_unique<glm5::Loader>(config, options.fuel_dir, streamed, options.split, fabric.rank());
   if (several) compare_papers(fabric, paper(options, *loader, name));
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
-  const int32_t device = several && name == "cuda" ? device_of_rank(cuda_devices().size()) : 0;
   std::unique_ptr<Backend> backend =
       name == "cuda" ? make_cuda_backend(threads_for(options), {rows, config.hidden_size, device})
                      : make_cpu_backend(threads_for(options));

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -361,11 +362,13 @@ def test_no_cache_to_make_a_fuel_in(tmp_path: Path) -> None:
 
 
 def test_cuda_where_there_is_none(fuel: Path, tmp_path: Path) -> None:
-    from rocket import _core
-
-    if _core.cuda_built:
-        pytest.skip("this build has the CUDA backend")
-    check_decode(tmp_path, 1, ("cuda",), "--fuel", str(fuel), *PROMPT, "--backend", "cuda")
+    """A build without it, or one that sees no device."""
+    unseen = {"CUDA_VISIBLE_DEVICES": ""}
+    options = ("--fuel", str(fuel), *PROMPT)
+    check_decode(tmp_path, 1, ("backend cuda: ", "CUDA"), *options, "--backend", "cuda", env=unseen)
+    done = run_decode(*options, "--backend", "auto", env=unseen)
+    assert done.status == 0
+    assert re.search(r"^backend: cpu \(.*CUDA.*\)$", done.err, re.M)
 
 
 # --- rocket ---

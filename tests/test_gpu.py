@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from backends import EXACT
+from cli_tools import run_rocket
 from rocket import _core
 from rocket.fuel import resolve
 from rocket.tokenizer import Tokenizer
@@ -39,8 +40,8 @@ PROMPTS = [
 ]
 
 # A logit whose greatest rivals are this near may go either way when sums run in another order (in standard
-# deviations of the row's logits, ten times what the goldens allow).
-NEAR_TIE = 1e-3
+# deviations of the row's logits, what the goldens allow).
+NEAR_TIE = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +107,19 @@ def test_greedy_tokens_are_the_cpus(
     cpu: _core.CoreEngine, exact: _core.CoreEngine, prompts: list[list[int]], number: int
 ) -> None:
     prompt = prompts[number]
-    expected, found = generate(cpu, prompt, 256), generate(exact, prompt, 256)
-    if found != expected:
-        at = next(i for i in range(256) if found[i] != expected[i])
-        gap = margin(cpu, prompt + expected[:at])
-        assert gap < NEAR_TIE, (
-            f"token {at}: expected {expected[at]}, found {found[at]}; the margin is {gap:.1e}"
-        )
+    expected = generate(cpu, prompt, 256)
+    ties, begin = 0, 0
+    while begin < 256:  # behind a near tie it goes on from the CPU's token
+        found = generate(exact, prompt + expected[:begin], 256 - begin)
+        at = next((i for i in range(begin, 256) if found[i - begin] != expected[i]), 256)
+        if at < 256:
+            gap = margin(cpu, prompt + expected[:at])
+            assert gap < NEAR_TIE, (
+                f"token {at}: expected {expected[at]}, found {found[at - begin]}; the margin is {gap:.1e}"
+            )
+            ties += 1
+        begin = at + 1
+    assert ties <= 1
 
 
 def test_the_same_tokens_twice(rounded: _core.CoreEngine, prompts: list[list[int]]) -> None:
@@ -164,6 +171,41 @@ def test_recorded_steps_are_those_issued_call_by_call(
     assert all(ms >= 0 for _, ms, _ in stages)
     assert sum(ms for _, ms, part in stages if not part) > 0
     assert generate(exact, prompts[0], 64) == graph
+
+
+def test_a_kind_of_step_is_recorded_once(prompts: list[list[int]]) -> None:
+    """Whatever the length, the stream and the position: each number of rows has one record."""
+    engine = open_engine("cuda")
+    try:
+        streams = []
+        for prompt in prompts[:3]:
+            streams.append(engine.open())
+            engine.feed(streams[-1], prompt)
+        before = engine.stats()
+        for count, steps in ((1, 20), (3, 20), (1, 20)):
+            for step in range(steps):
+                turned = streams[step % 3 :] + streams[: step % 3]
+                engine.decode_batch(turned[:count], [5 + step] * count, [GREEDY] * count)
+            engine.close(streams.pop())  # and another one in its place
+            streams.append(engine.open())
+            engine.feed(streams[-1], (prompts[4] * 9)[:100])  # too many rows to be recorded
+        after = engine.stats()
+        assert after["steps_recorded"] - before["steps_recorded"] == 2
+        # The first step of each number of rows is issued call by call.
+        assert after["steps_replayed"] - before["steps_replayed"] == 20 + 20 + 20 - 2
+    finally:
+        engine.unload()
+
+
+def test_the_score_gate_as_a_command(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("".join(PROMPTS) * 4)
+    scores = tmp_path / "scores.json"
+    score = ("score", "sparkler", "--text", str(text))
+    on_cpu = run_rocket(*score, "--backend", "cpu", "--out", str(scores))
+    assert on_cpu.status == 0, on_cpu.err
+    gate = run_rocket(*score, "--backend", "cuda", "--against", str(scores))
+    assert gate.status == 0, gate.out + gate.err
 
 
 def test_drawn_tokens_are_the_cpus(
@@ -219,7 +261,9 @@ def test_bf16_latents_alone(cpu: _core.CoreEngine, prompts: list[list[int]]) -> 
                 scores.append(other.score(stream, ids[:-1], ids[1:])[0])
                 other.close(stream)
             changes.append(np.abs(scores[0] - scores[1]))
-        assert np.concatenate(changes).mean() <= 0.005
+        change = np.concatenate(changes)
+        assert change.mean() <= 0.005
+        assert change.max() <= 1.0
     finally:
         engine.unload()
 

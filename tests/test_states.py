@@ -1,5 +1,5 @@
 """A stream's tokens and states do not depend on how it got there: chunks, batch neighbours, forks, snapshots,
-checkpoints, truncation. All is compared, bit for bit, with fresh streams fed one token at a time."""
+checkpoints, truncation. All is compared, bit for bit, with streams that get one token a step, and no more."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -90,6 +90,9 @@ void Glm5::collect_times() {
 
 EngineStats Glm5::stats() {
   EngineStats all;
+  const Backend::ReplayCounts replays = backend_->replays();
+  all.steps_recorded = replays.recorded;
+  all.steps_replayed = replays.replayed;
   if (!usage_ && !stream_) {
     all.expert_hits = read(distinct_, 1)[0];  // every expert is resident
     return all;

@@ -582,6 +582,8 @@ void add_engine(py::module_& m) {
              py::dict d;
              d["steps"] = s.steps;
              d["rows"] = s.rows;
+             d["steps_recorded"] = s.steps_recorded;
+             d["steps_replayed"] = s.steps_replayed;
              d["expert_hits"] = s.expert_hits;
              d["expert_misses"] = s.expert_misses;
              d["expert_evictions"] = s.expert_evictions;

@@ -384,6 +384,8 @@ EngineStats Lead::stats() {
   EngineStats all;
   all.steps = mine.steps;
   all.rows = mine.rows;
+  all.steps_recorded = mine.steps_recorded;
+  all.steps_replayed = mine.steps_replayed;
   const std::string own = pack_stats(mine, info(), *fabric_);
   if (fabric_->failed()) {  // what this rank knows
     add_stats(all, own, 0);

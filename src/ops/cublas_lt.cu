@@ -43,19 +43,30 @@ class CublasLt {
     }
     // BF16 products with float32 sums; float32 products never come here, so that TF32 is never used.
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    return desc_create(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-           desc_set(product_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed) ==
-               CUBLAS_STATUS_SUCCESS;
+    if (desc_create(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS ||
+        desc_set(product_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed) !=
+            CUBLAS_STATUS_SUCCESS) {
+      *why = name + " cannot multiply BF16 matrices";
+      return false;
+    }
+    return true;
   }
 
+  // False: it has no way for this shape. Throws DeviceError where it has one that fails: going on with kernels of our own
+  // would change bits, and hide what failed.
   // In cuBLAS's column-major terms: y [out, rows] = w [in, out]^T x [in, rows].
   bool run(const uint16_t* x, int64_t ldx, const uint16_t* w, int64_t out, int64_t in, int64_t rows, float* y,
            int64_t ldy, void* workspace, cudaStream_t stream) {
     const Plan& plan = plan_for({out, in, rows, ldx, ldy});
     if (!plan.usable) return false;
     const float one = 1, zero = 0;
-    return matmul(handle_, product_, &one, w, plan.w, x, plan.x, &zero, y, plan.y, y, plan.y, &plan.algorithm,
-                  workspace, kCublasWorkspaceBytes, stream) == CUBLAS_STATUS_SUCCESS;
+    const cublasStatus_t status = matmul(handle_, product_, &one, w, plan.w, x, plan.x, &zero, y, plan.y, y,
+                                         plan.y, &plan.algorithm, workspace, kCublasWorkspaceBytes, stream);
+    if (status == CUBLAS_STATUS_SUCCESS) return true;
+    throw DeviceError(
+        "linear: cuBLASLt status " + std::to_string(static_cast<int>(status)) + " for " +
+            std::to_string(rows) + " rows of [" + std::to_string(out) + ", " + std::to_string(in) + "]",
+        "ROCKET_NO_CUBLASLT=1 does without it; ROCKET_CUDA_SYNC=1 tells whether an op before failed");
   }
 
  private:
@@ -136,7 +147,9 @@ CublasLtHandle open_cublas_lt(std::string* why) {
 bool cublas_lt_product(const uint16_t* x, int64_t ldx, const uint16_t* w, int64_t out, int64_t in,
                        int64_t rows, float* y, int64_t ldy, void* workspace, Exec& exec) {
   if (!exec.cuda->cublas) return false;
-  return exec.cuda->cublas->run(x, ldx, w, out, in, rows, y, ldy, workspace, exec.cuda->stream);
+  if (!exec.cuda->cublas->run(x, ldx, w, out, in, rows, y, ldy, workspace, exec.cuda->stream)) return false;
+  after_op("linear", exec);
+  return true;
 }
 
 }  // namespace rocket

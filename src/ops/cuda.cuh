@@ -44,12 +44,28 @@ inline size_t shared_to_spread(const CudaContext& cuda, int blocks) {
   return static_cast<size_t>(cuda.sm_shared / (blocks + 1));
 }
 
+// Throws PlanError where memory ran out, else DeviceError. A kernel's failure is found by a later call.
 inline void cuda_check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
+  const std::string why = std::string(": ") + cudaGetErrorName(status) + ", " + cudaGetErrorString(status);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // the device is well
+    throw PlanError(what + why, "lower --max-context, the streams or the expert cache");
+  }
   throw DeviceError(
-      std::string(what) + ": " + cudaGetErrorName(status) + ", " + cudaGetErrorString(status),
+      what + why + " (found there: an op before may have caused it)",
       "run again with ROCKET_CUDA_SYNC=1 to see which op fails; see whether nvidia-smi finds the "
       "device well");
+}
+
+// After each op that was issued: with ROCKET_CUDA_SYNC it is waited for, so that a failure is its own.
+inline void after_op(const char* op, Exec& exec) {
+  if (!exec.cuda->sync_each) return;
+  const cudaError_t status = cudaStreamSynchronize(exec.cuda->stream);
+  if (status == cudaSuccess) return;
+  throw DeviceError(
+      std::string(op) + " failed: " + cudaGetErrorName(status) + ", " + cudaGetErrorString(status),
+      "see whether nvidia-smi finds the device well");
 }
 
 // Launches a kernel that starts with wait_for_previous(): it may be scheduled while the kernel before it drains.
@@ -77,7 +93,7 @@ void launch(const char* op, void (*kernel)(Params...), dim3 grid, dim3 block, si
   exec.cuda->after_join = false;
   cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), op);
   exec.cuda->behind_fence = false;
-  if (exec.cuda->sync_each) cuda_check(cudaStreamSynchronize(exec.cuda->stream), op);
+  after_op(op, exec);
 }
 
 // The same for a kernel that calls start_next() only behind wait_for_previous(). Such a kernel is a fence: what is launched

@@ -42,6 +42,11 @@ class Backend {
     auto operator<=>(const Key&) const = default;
   };
   virtual void run(const Key& key, const std::function<void()>& forward) = 0;
+  // How many kinds of steps were recorded so far, and how many steps came from a record.
+  struct ReplayCounts {
+    int64_t recorded = 0, replayed = 0;
+  };
+  virtual ReplayCounts replays() const { return {}; }
   virtual void set_replay(bool on) = 0;  // off: every step calls `forward`, for profiles and records
 
   // Waits until everything that was issued is done. Throws DeviceError that names the op which failed.

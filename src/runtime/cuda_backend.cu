@@ -3,8 +3,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "base/memory.h"
 #include "ops/cublas_lt.h"
 #include "ops/cuda.cuh"
 #include "ops/table.h"
@@ -18,37 +21,94 @@ constexpr size_t kStagingBytes = 8 << 20;  // of each pinned buffer for large co
 constexpr size_t kSmallBytes = 4096;       // results that are read through pinned memory
 constexpr int32_t kGraphRows = 64;         // steps of at most so many rows are recorded
 
-void* pinned(size_t bytes) {
+constexpr size_t kMostGraphs = 128;  // that are kept
+
+struct FreePinned {
+  void operator()(char* p) const { cudaFreeHost(p); }
+};
+using Pinned = std::unique_ptr<char, FreePinned>;
+
+Pinned pinned(size_t bytes) {
   void* p = nullptr;
-  cuda_check(cudaMallocHost(&p, bytes), "pinned host memory");
-  return p;
+  const cudaError_t status = cudaMallocHost(&p, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw PlanError("pinned host memory: needs " + format_bytes(static_cast<int64_t>(bytes)) + ", free are " +
+                        format_bytes(memory_available().bytes),
+                    "ulimit -l, or what else runs here, may keep the system from pinning more");
+  }
+  cuda_check(status, "pinned host memory");
+  return Pinned(static_cast<char*>(p));
 }
+
+class Event {
+ public:
+  Event() { cuda_check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event"); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  operator cudaEvent_t() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// Memory from which device blocks come. Freed ones stay with it for the next stream or page, until it ends.
+class DevicePool {
+ public:
+  explicit DevicePool(int device) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, device};
+    cuda_check(cudaMemPoolCreate(&pool_, &properties), "memory pool");
+    uint64_t keep = UINT64_MAX;
+    const cudaError_t status = cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep);
+    if (status != cudaSuccess) cudaMemPoolDestroy(pool_);
+    cuda_check(status, "memory pool");
+  }
+  ~DevicePool() { cudaMemPoolDestroy(pool_); }
+  DevicePool(const DevicePool&) = delete;
+  DevicePool& operator=(const DevicePool&) = delete;
+  operator cudaMemPool_t() const { return pool_; }
+
+  // Bytes that it holds and nobody uses.
+  int64_t unused() const {
+    uint64_t reserved = 0, used = 0;
+    cuda_check(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved), "memory pool");
+    cuda_check(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used), "memory pool");
+    return static_cast<int64_t>(reserved - used);
+  }
+
+ private:
+  cudaMemPool_t pool_ = nullptr;
+};
+
+// Whose stream ends with it.
+struct OwnContext : CudaContext {
+  explicit OwnContext(const CudaContext& opened) : CudaContext(opened) {}
+  ~OwnContext() { cudaStreamDestroy(stream); }
+  OwnContext(const OwnContext&) = delete;
+  OwnContext& operator=(const OwnContext&) = delete;
+};
 
 class CudaMemory : public MemorySpace {
  public:
-  CudaMemory(const CudaContext& context, ThreadPool& pool) : context_(context), pool_(pool) {
-    cudaMemPool_t blocks = nullptr;
-    cuda_check(cudaDeviceGetDefaultMemPool(&blocks, context.device), "memory pool");
-    uint64_t keep = UINT64_MAX;  // freed blocks stay with this program for the next stream or page
-    cuda_check(cudaMemPoolSetAttribute(blocks, cudaMemPoolAttrReleaseThreshold, &keep), "memory pool");
-    small_ = pinned(kSmallBytes);
-    for (Staging& s : staging_) {
-      s.data = static_cast<char*>(pinned(kStagingBytes));
-      cuda_check(cudaEventCreateWithFlags(&s.free, cudaEventDisableTiming), "event");
-    }
+  CudaMemory(const CudaContext& context, ThreadPool& pool, bool integrated)
+      : context_(context),
+        pool_(pool),
+        integrated_(integrated),
+        blocks_(context.device),
+        small_(pinned(kSmallBytes)) {
+    for (Staging& s : staging_) s.data = pinned(kStagingBytes);
   }
-  ~CudaMemory() override {
-    cudaStreamSynchronize(context_.stream);
-    cudaFreeHost(small_);
-    for (Staging& s : staging_) {
-      cudaFreeHost(s.data);
-      cudaEventDestroy(s.free);
-    }
-  }
+  ~CudaMemory() override { cudaStreamSynchronize(context_.stream); }
+
+  int64_t unused() const { return blocks_.unused(); }
 
   void* allocate(size_t bytes, const char* what) override {
     void* p = nullptr;
-    const cudaError_t status = cudaMallocAsync(&p, std::max<size_t>(bytes, 256), context_.stream);
+    const cudaError_t status =
+        cudaMallocFromPoolAsync(&p, std::max<size_t>(bytes, 256), blocks_, context_.stream);
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();
       size_t free = 0, total = 0;
@@ -69,19 +129,21 @@ class CudaMemory : public MemorySpace {
                "copy on the device");
   }
   void read(void* host, const void* from, size_t bytes) override {
-    void* through = bytes <= kSmallBytes ? small_ : host;
+    void* through = bytes <= kSmallBytes ? small_.get() : host;
     cuda_check(cudaMemcpyAsync(through, from, bytes, cudaMemcpyDeviceToHost, context_.stream),
                "copy from the device");
     cuda_check(cudaStreamSynchronize(context_.stream), "a step on the device");
     if (through != host) std::memcpy(host, through, bytes);
   }
   void write(void* to, const void* host, size_t bytes) override {
-    if (bytes <= 65536) {  // the driver keeps a copy of its own until it is done, but not of pinned memory
+    // The driver keeps a copy of its own until it is done, but not of pinned memory, and it need not where host and device
+    // have one memory.
+    if (bytes <= 65536) {
       cuda_check(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, context_.stream),
                  "copy to the device");
       cudaPointerAttributes known{};
       cuda_check(cudaPointerGetAttributes(&known, host), "copy to the device");
-      if (known.type != cudaMemoryTypeUnregistered)
+      if (integrated_ || known.type != cudaMemoryTypeUnregistered)
         cuda_check(cudaStreamSynchronize(context_.stream), "copy to the device");
       return;
     }
@@ -92,9 +154,9 @@ class CudaMemory : public MemorySpace {
       cuda_check(cudaEventSynchronize(s.free), "copy to the device");
       const char* from = static_cast<const char*>(host) + done;
       pool_.loop(static_cast<int64_t>(here), 1 << 18, [&](int64_t begin, int64_t end, int) {
-        std::memcpy(s.data + begin, from + begin, static_cast<size_t>(end - begin));
+        std::memcpy(s.data.get() + begin, from + begin, static_cast<size_t>(end - begin));
       });
-      cuda_check(cudaMemcpyAsync(static_cast<char*>(to) + done, s.data, here, cudaMemcpyHostToDevice,
+      cuda_check(cudaMemcpyAsync(static_cast<char*>(to) + done, s.data.get(), here, cudaMemcpyHostToDevice,
                                  context_.stream),
                  "copy to the device");
       cuda_check(cudaEventRecord(s.free, context_.stream), "copy to the device");
@@ -104,12 +166,14 @@ class CudaMemory : public MemorySpace {
 
  private:
   struct Staging {
-    char* data = nullptr;
-    cudaEvent_t free = nullptr;
+    Pinned data;
+    Event free;
   };
   const CudaContext& context_;
   ThreadPool& pool_;
-  void* small_ = nullptr;
+  bool integrated_;
+  DevicePool blocks_;
+  Pinned small_;
   Staging staging_[2];
   int next_ = 0;
 };
@@ -172,24 +236,21 @@ struct StepBlock {
 class CudaBackend : public Backend {
  public:
   CudaBackend(int threads, const CudaLimits& limits)
-      : pool_(threads), limits_(limits), context_(open_device()), memory_(context_, pool_), clock_(context_) {
+      : pool_(threads),
+        limits_(limits),
+        context_(open_device()),
+        memory_(context_, pool_, integrated_),
+        clock_(context_) {
     cublas_ = open_cublas_lt(&no_cublas_);
     context_.cublas = cublas_.get();
     const size_t bytes = StepBlock(nullptr, limits.max_rows).bytes;
     device_block_ = static_cast<char*>(memory_.allocate(bytes, "arrays of a step"));
-    for (HostBlock& block : host_block_) {
-      block.data = static_cast<char*>(pinned(bytes));
-      cuda_check(cudaEventCreateWithFlags(&block.free, cudaEventDisableTiming), "event");
-    }
+    for (HostBlock& block : host_block_) block.data = pinned(bytes);
   }
   ~CudaBackend() override {
     cudaStreamSynchronize(context_.stream);
     for (auto& [key, graph] : graphs_) {
-      if (graph) cudaGraphExecDestroy(graph);
-    }
-    for (HostBlock& block : host_block_) {
-      cudaFreeHost(block.data);
-      cudaEventDestroy(block.free);
+      if (graph.recorded) cudaGraphExecDestroy(graph.recorded);
     }
     if (embeddings_) memory_.release(embeddings_);
     memory_.release(device_block_);
@@ -215,7 +276,7 @@ class CudaBackend : public Backend {
     if (!integrated_) {  // else shared with the CPU, and the page cache counts as free
       size_t free = 0, total = 0;
       cuda_check(cudaMemGetInfo(&free, &total), "free memory");
-      available = {static_cast<int64_t>(free), "free memory of " + name_};
+      available = {static_cast<int64_t>(free) + memory_.unused(), "free memory of " + name_};
     }
     lower_by_environment(available, "ROCKET_DEVICE_MEMORY_LIMIT");
     return available;
@@ -227,7 +288,7 @@ class CudaBackend : public Backend {
     HostBlock& to = host_block_[next_];
     next_ = (next_ + 1) % 2;
     cuda_check(cudaEventSynchronize(to.free), "arrays of a step");
-    const StepBlock host(to.data, rows), device(device_block_, rows);
+    const StepBlock host(to.data.get(), rows), device(device_block_, rows);
     for (int32_t i = 0; i < rows; ++i) {
       const bool used = i < plan.segments();
       const size_t s = static_cast<size_t>(i);
@@ -241,8 +302,9 @@ class CudaBackend : public Backend {
       host.sampling[i] = s < plan.sampling.size() ? plan.sampling[s] : SamplingParams{};
       host.counter[i] = s < plan.counter.size() ? plan.counter[s] : 0;
     }
-    cuda_check(cudaMemcpyAsync(device_block_, to.data, host.bytes, cudaMemcpyHostToDevice, context_.stream),
-               "arrays of a step");
+    cuda_check(
+        cudaMemcpyAsync(device_block_, to.data.get(), host.bytes, cudaMemcpyHostToDevice, context_.stream),
+        "arrays of a step");
     cuda_check(cudaEventRecord(to.free, context_.stream), "arrays of a step");
     StepView view;
     view.rows = view.segments = rows;
@@ -262,17 +324,25 @@ class CudaBackend : public Backend {
     return view;
   }
 
-  // The first step of a kind is issued call by call (kernels are loaded then), the second one recorded.
+  // The first step of a kind is issued call by call (kernels are loaded then), the second one recorded. Kinds that were not
+  // met for the longest are recorded again when they come back.
   void run(const Key& key, const std::function<void()>& forward) override {
     const auto found = graphs_.find(key);
     if (!replay_ || context_.sync_each || key.rows > kGraphRows || found == graphs_.end()) {
       forward();
-      if (replay_) graphs_.try_emplace(key, nullptr);
+      if (replay_) graphs_.try_emplace(key);
       return;
     }
-    if (!found->second) found->second = record(forward);
-    cuda_check(cudaGraphLaunch(found->second, context_.stream), "a step as a graph");
+    Graph& graph = found->second;
+    if (!graph.recorded) {
+      make_room();
+      graph.recorded = record(forward);
+      ++counts_.recorded;
+    }
+    graph.last_use = ++counts_.replayed;
+    cuda_check(cudaGraphLaunch(graph.recorded, context_.stream), "a step as a graph");
   }
+  ReplayCounts replays() const override { return counts_; }
   void set_replay(bool on) override { replay_ = on; }
   void wait() override { cuda_check(cudaStreamSynchronize(context_.stream), "a step on the device"); }
 
@@ -333,16 +403,35 @@ class CudaBackend : public Backend {
     return recorded;
   }
 
+  // For one more graph.
+  void make_room() {
+    auto oldest = graphs_.end();
+    size_t kept = 0;
+    for (auto i = graphs_.begin(); i != graphs_.end(); ++i) {
+      if (!i->second.recorded) continue;
+      ++kept;
+      if (oldest == graphs_.end() || i->second.last_use < oldest->second.last_use) oldest = i;
+    }
+    if (kept < kMostGraphs) return;
+    cuda_check(cudaStreamSynchronize(context_.stream), "a step on the device");  // it may be running
+    cudaGraphExecDestroy(oldest->second.recorded);
+    oldest->second.recorded = nullptr;
+  }
+
   struct HostBlock {
-    char* data = nullptr;
-    cudaEvent_t free = nullptr;
+    Pinned data;
+    Event free;
+  };
+  struct Graph {
+    cudaGraphExec_t recorded = nullptr;
+    int64_t last_use = 0;
   };
 
   ThreadPool pool_;
   CudaLimits limits_;
   std::string name_;
   bool integrated_ = false;
-  CudaContext context_;
+  OwnContext context_;
   CublasLtHandle cublas_;
   std::string no_cublas_;
   CudaMemory memory_;
@@ -352,7 +441,8 @@ class CudaBackend : public Backend {
   int next_ = 0;
   float* embeddings_ = nullptr;
   bool replay_ = true;
-  std::map<Key, cudaGraphExec_t> graphs_;
+  std::map<Key, Graph> graphs_;
+  ReplayCounts counts_;
 };
 
 }  // namespace

@@ -10,22 +10,35 @@ std::vector<CudaDevice> cuda_devices(std::string* why) {
   if (why) *why = "this build has no CUDA support";
   return {};
 }
+bool has_kernels(int32_t) {
+  return false;
+}
 #endif
 
-std::string choose_backend(const std::string& requested, std::string* choice) {
+std::string choose_backend(const std::string& requested, int32_t device, std::string* choice) {
   if (requested == "cpu") return "cpu";
   if (requested != "auto" && requested != "cuda") {
     throw InputError("backend: expected auto, cpu or cuda, found '" + requested + "'");
   }
   std::string why;
   const std::vector<CudaDevice> devices = cuda_devices(&why);
+  bool usable = !devices.empty();
+  const CudaDevice found = usable ? devices[static_cast<size_t>(device) % devices.size()] : CudaDevice{};
+  if (usable && !has_kernels(device)) {
+    usable = false;
+    why = "this build has no kernels for " + found.name + ", sm_" + std::to_string(found.arch);
+  }
   if (requested == "cuda") {
-    if (devices.empty()) throw DeviceError("backend cuda: " + why, "use --backend cpu, or auto");
+    if (!usable) {
+      throw DeviceError("backend cuda: " + why,
+                        devices.empty()
+                            ? "use --backend cpu, or auto"
+                            : "build with ROCKET_CUDA_ARCHS=native there, or all; or use --backend cpu");
+    }
     return "cuda";
   }
-  if (choice)
-    *choice = devices.empty() ? "backend: cpu (" + why + ")" : "backend: cuda (" + devices[0].name + ")";
-  return devices.empty() ? "cpu" : "cuda";
+  if (choice) *choice = usable ? "backend: cuda (" + found.name + ")" : "backend: cpu (" + why + ")";
+  return usable ? "cuda" : "cpu";
 }
 
 #ifndef ROCKET_WITH_CUDA

@@ -1,9 +1,27 @@
 // The CUDA half of device.h.
 #include <cuda_runtime.h>
 
+#include <string>
+
 #include "runtime/device.h"
 
 namespace rocket {
+namespace {
+
+__global__ void any_kernel() {}
+
+}  // namespace
+
+bool has_kernels(int32_t device) {
+  int before = 0;
+  cudaFuncAttributes attributes{};
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return false;
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, any_kernel);
+  cudaGetLastError();
+  cudaSetDevice(before);
+  // Only these say that there is no image; whatever else is wrong is said by what uses the device.
+  return status != cudaErrorNoKernelImageForDevice && status != cudaErrorInvalidDeviceFunction;
+}
 
 std::vector<CudaDevice> cuda_devices(std::string* why) {
   int count = 0;
@@ -17,7 +35,11 @@ std::vector<CudaDevice> cuda_devices(std::string* why) {
   std::vector<CudaDevice> devices;
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
-    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
+    const cudaError_t known = cudaGetDeviceProperties(&properties, i);
+    if (known != cudaSuccess) {  // indices are the runtime's: none may be left out
+      if (why) *why = "CUDA device " + std::to_string(i) + ": " + cudaGetErrorString(known);
+      return {};
+    }
     devices.push_back({properties.name, static_cast<int64_t>(properties.totalGlobalMem),
                        properties.major * 10 + properties.minor});
   }

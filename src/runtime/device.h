@@ -17,8 +17,11 @@ struct CudaDevice {
 // is empty.
 std::vector<CudaDevice> cuda_devices(std::string* why = nullptr);
 
+// Whether this build has kernels for a device. Makes a context there, as using it would.
+bool has_kernels(int32_t device);
+
 // "cpu" or "cuda" from "auto", "cpu" or "cuda". `choice` gets a line that says what auto chose and why, else nothing.
-// Throws InputError for another word, DeviceError where "cuda" cannot be.
-std::string choose_backend(const std::string& requested, std::string* choice = nullptr);
+// `device` is the one to be used. Throws InputError for another word, DeviceError where "cuda" cannot be.
+std::string choose_backend(const std::string& requested, int32_t device, std::string* choice = nullptr);
 
 }  // namespace rocket

@@ -103,6 +103,8 @@ struct ExpertHintStats {
 
 struct EngineStats {
   int64_t steps = 0, rows = 0;
+  int64_t steps_recorded = 0,
+          steps_replayed = 0;  // kinds of steps as CUDA graphs, and steps that were replayed
   int64_t expert_hits = 0, expert_misses = 0, expert_evictions = 0,
           streamed_bytes = 0;    // distinct experts a step
   double fetch_seconds = 0;      // of a bounded cache, while a step waited for experts

@@ -66,8 +66,14 @@ class StageTimer {
     Scope(StageTimer& timer, int stage) : timer_(timer), stage_(stage) {
       if (timer_.on_) begin_ = timer_.clock_->mark();
     }
+    // A device that has failed cannot mark anything: what failed has been thrown, or will be at the next call.
     ~Scope() {
-      if (timer_.on_) timer_.spans_.push_back({stage_, begin_, timer_.clock_->mark()});
+      if (!timer_.on_) return;
+      try {
+        timer_.spans_.push_back({stage_, begin_, timer_.clock_->mark()});
+      } catch (...) {
+        timer_.spans_.clear();
+      }
     }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
