@@ -19,7 +19,7 @@ std::vector<CudaDevice> cuda_devices(std::string* why) {
     cudaDeviceProp properties{};
     if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
     devices.push_back({properties.name, static_cast<int64_t>(properties.totalGlobalMem),
-                       properties.major * 10 + properties.minor});
+                       properties.major * 10 + properties.minor, properties.l2CacheSize});
   }
   return devices;
 }
