@@ -1,6 +1,6 @@
 // Times of the CUDA ops around attention and sampling at GLM-5.3-Flash's shapes. Streams take turns, so that what a call
-// reads is not in the L2 cache.
-#include <numeric>
+// reads of caches and logits is not in the L2 cache; where it reads too little for that, its line says so.
+#include <set>
 
 #include "gpu_bench.h"
 #include "gpu_pages.h"
@@ -9,64 +9,92 @@ namespace {
 
 using namespace rocket;
 using check::DeviceArray;
+using check::Turns;
 using Floats = std::vector<float>;
 
 constexpr int32_t kHeads = 64, kWidth = 512, kIndexHeads = 32, kIndexDim = 128, kPool = 4, kTopk = 512;
 constexpr int32_t kVocab = 154880, kPageRows = 256;
-constexpr int64_t kCold = 160 << 20;  // bytes that calls go through in turn
 
 struct Bench {
   check::Gpu& gpu;
   double rate;
+  // `bytes`: what a call reads and writes.
   template <typename F>
-  void time(const std::string& name, int launches, double bytes, F issue) {
-    check::report(name.c_str(), check::time_us(gpu, launches, issue), bytes, rate);
+  void time(const std::string& name, const Turns& turns, double bytes, F issue) {
+    check::report(name.c_str(), check::time_us(gpu, turns.launches, issue), bytes, rate, &turns);
   }
 };
 
-// `sets` sets of `streams` streams with `length` rows in pages.
+// Sets of `streams` streams with `length` rows in pages, which all have the same values.
 struct Cache {
-  Cache(check::Gpu& gpu, int sets, int32_t streams, int64_t length, int32_t width, bool bf16, int32_t rows,
-        int64_t position)
-      : width(width), bf16(bf16) {
-    const Floats page = check::normal(int64_t{kPageRows} * width);
-    for (int s = 0; s < sets; ++s) {
+  Cache(check::Gpu& gpu, const Turns& turns, int32_t streams, int64_t length, int32_t width, bool bf16,
+        int32_t rows, int64_t position)
+      : width(width),
+        bf16(bf16),
+        pages_each((length + kPageRows - 1) / kPageRows),
+        pages(make_pages(gpu, static_cast<int>(turns.sets * streams * pages_each), width, bf16)) {
+    for (int s = 0; s < turns.sets; ++s) {
       std::vector<float* const*> tables;
       std::vector<Segment> segments;
       for (int32_t i = 0; i < streams; ++i) {
-        pages.push_back(std::make_unique<check::GpuPages>(gpu, length, kPageRows, width, bf16));
-        Floats values;
-        for (int64_t r = 0; r < length; r += kPageRows) values.insert(values.end(), page.begin(), page.end());
-        values.resize(static_cast<size_t>(length * width));
-        pages.back()->fill(values);
-        tables.push_back(pages.back()->table());
+        std::vector<float*> page;
+        for (int64_t p = 0; p < pages_each; ++p) {
+          page.push_back((*pages)[static_cast<int>((s * streams + i) * pages_each + p)]);
+        }
+        table.push_back(std::make_unique<DeviceArray<float*>>(gpu, page));
+        tables.push_back(table.back()->data());
         segments.push_back({i * (rows / streams), rows / streams, position});
       }
       segment.push_back(std::make_unique<check::GpuSegments>(gpu, segments, tables, rows));
     }
+  }
+  static std::unique_ptr<check::Blocks> make_pages(check::Gpu& gpu, int count, int32_t width, bool bf16) {
+    const int64_t values = int64_t{kPageRows} * width;
+    if (!bf16) return std::make_unique<check::Blocks>(gpu, 4 * values, count, check::normal(values));
+    return std::make_unique<check::Blocks>(gpu, 2 * values, count, check::normal_bf16(values));
   }
   const check::GpuSegments& at(int i) const { return *segment[static_cast<size_t>(i) % segment.size()]; }
   PagedParts parts(int i) const { return at(i).pages(kPageRows, width, bf16); }
 
   int32_t width;
   bool bf16;
-  std::vector<std::unique_ptr<check::GpuPages>> pages;
+  int64_t pages_each;
+  std::unique_ptr<check::Blocks> pages;
+  std::vector<std::unique_ptr<DeviceArray<float*>>> table;
   std::vector<std::unique_ptr<check::GpuSegments>> segment;
 };
 
-// Rows of as many streams for decode, of one stream for prefill.
-void attention(Bench& b, int32_t rows, bool bf16, bool tensor_cores) {
-  constexpr int64_t kContext = 8192, kTokens = 2051;
-  const int32_t streams = rows <= 16 ? rows : 1;
-  const int64_t bytes = streams * kContext * kWidth * (bf16 ? 2 : 4);
-  const Cache cache(b.gpu, static_cast<int>(std::max<int64_t>(1, kCold / bytes)), streams, kContext, kWidth,
-                    bf16, rows, kContext - rows / streams);
+// The tokens that rows read: groups of four, some of them shared by the rows of a stream.
+constexpr int64_t kTokens = 2051;
+std::vector<int32_t> chosen_tokens(int32_t rows) {
   std::vector<int32_t> token(static_cast<size_t>(rows * (kTokens + 1)), 0);
   for (int32_t r = 0; r < rows; ++r) {
     for (int64_t t = 0; t < kTokens; ++t) {
       token[static_cast<size_t>(r * (kTokens + 1) + t)] = static_cast<int32_t>(t / 4 * 15 + t % 4 + r % 8);
     }
   }
+  return token;
+}
+
+// Tokens of a stream that any of its rows reads.
+int64_t distinct_tokens(const std::vector<int32_t>& token, int32_t rows_of_stream) {
+  std::set<int32_t> seen;
+  for (int32_t r = 0; r < rows_of_stream; ++r) {
+    const auto first = token.begin() + r * (kTokens + 1);
+    seen.insert(first, first + kTokens);
+  }
+  return static_cast<int64_t>(seen.size());
+}
+
+// Rows of as many streams for decode, of one stream for prefill.
+void attention(Bench& b, int32_t rows, bool bf16, bool tensor_cores) {
+  constexpr int64_t kContext = 8192;
+  const int32_t streams = rows <= 16 ? rows : 1;
+  const std::vector<int32_t> token = chosen_tokens(rows);
+  const double row_bytes = kWidth * (bf16 ? 2.0 : 4.0);
+  const double read = streams * static_cast<double>(distinct_tokens(token, rows / streams)) * row_bytes;
+  const Turns turns(read, streams * kContext * row_bytes, rows <= 16 ? 40 : 4);
+  const Cache cache(b.gpu, turns, streams, kContext, kWidth, bf16, rows, kContext - rows / streams);
   const DeviceArray<int32_t> list(b.gpu, token),
       count(b.gpu, std::vector<int32_t>(static_cast<size_t>(rows), kTokens));
   const DeviceArray<float> q(b.gpu, check::normal(int64_t{rows} * kHeads * kWidth)),
@@ -85,19 +113,20 @@ void attention(Bench& b, int32_t rows, bool bf16, bool tensor_cores) {
   b.gpu.exec.tensor_cores = tensor_cores;
   const std::string what = std::string(bf16 ? " bf16" : " f32") + " rows " + std::to_string(rows);
   const double moved = rows * (kTokens * kWidth * (bf16 ? 2.0 : 4.0) + 2.0 * kHeads * kWidth * 4);
-  b.time("sparse_mla 2051 tokens" + what + (tensor_cores ? " tensor cores" : ""), rows <= 16 ? 40 : 4, moved,
-         [&](int i) {
-           p.segment = cache.at(i).data();
-           p.segments = cache.at(i).count();
-           p.cache = cache.parts(i);
-           b.gpu.ops.sparse_mla(p, b.gpu.exec);
-         });
+  b.time("sparse_mla 2051 tokens" + what + (tensor_cores ? " tensor cores" : ""), turns, moved, [&](int i) {
+    p.segment = cache.at(i).data();
+    p.segments = cache.at(i).count();
+    p.cache = cache.parts(i);
+    b.gpu.ops.sparse_mla(p, b.gpu.exec);
+  });
   b.gpu.exec.tensor_cores = false;
   LatentAppendParams append;
   append.latent = latent.data();
   append.ld = kWidth;
   append.rows = rows;
-  b.time("latent_append" + what, 40, rows * kWidth * (bf16 ? 6.0 : 8.0), [&](int i) {
+  // It reads the new latents only, always the same.
+  const Turns few = turns.reading(0);
+  b.time("latent_append" + what, few, rows * kWidth * (bf16 ? 6.0 : 8.0), [&](int i) {
     append.segment = cache.at(i).data();
     append.segments = cache.at(i).count();
     append.cache = cache.parts(i);
@@ -107,9 +136,11 @@ void attention(Bench& b, int32_t rows, bool bf16, bool tensor_cores) {
 
 void indexer(Bench& b, int32_t rows, int64_t context, int64_t max_context) {
   const int32_t streams = rows <= 16 ? rows : 1;
-  const int64_t pools = context / kPool, bytes = streams * pools * kIndexDim * 4;
-  const Cache cache(b.gpu, static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(64, kCold / bytes))),
-                    streams, pools + 1, kIndexDim, false, rows, context - rows / streams);
+  const int64_t pools = context / kPool;
+  const double bytes = 4.0 * streams * static_cast<double>(pools) * kIndexDim;
+  const double scored = pools > kTopk ? bytes : 0;  // else all pools are chosen unseen
+  const Turns turns(scored, bytes, 40);
+  const Cache cache(b.gpu, turns, streams, pools + 1, kIndexDim, false, rows, context - rows / streams);
   const int64_t size = 2 * kPool * kIndexDim;
   const DeviceArray<float> q(b.gpu, check::normal(int64_t{rows} * kIndexHeads * kIndexDim)),
       weight(b.gpu, check::normal(int64_t{rows} * kIndexHeads)),
@@ -134,8 +165,7 @@ void indexer(Bench& b, int32_t rows, int64_t context, int64_t max_context) {
   p.ldtoken = ldtoken;
   p.count = count.data();
   const std::string what = " rows " + std::to_string(rows) + " context " + std::to_string(context);
-  const double read = pools > kTopk ? static_cast<double>(bytes) : 0;
-  b.time("index_select" + what, 40, read + rows * (kIndexHeads * kIndexDim * 4.0 + kTopk * kPool * 4.0),
+  b.time("index_select" + what, turns, scored + rows * (kIndexHeads * kIndexDim * 4.0 + kTopk * kPool * 4.0),
          [&](int i) {
            p.segment = cache.at(i).data();
            p.segments = cache.at(i).count();
@@ -152,7 +182,9 @@ void indexer(Bench& b, int32_t rows, int64_t context, int64_t max_context) {
   update.pool = kPool;
   update.tail = {blocks.data(), 0};
   update.rows = rows;
-  b.time("pool_update" + what, 40, rows * kIndexDim * 12.0, [&](int i) {
+  // It reads new keys and tails only, always the same.
+  const Turns few = turns.reading(0);
+  b.time("pool_update" + what, few, rows * kIndexDim * 12.0, [&](int i) {
     update.segment = cache.at(i).data();
     update.segments = cache.at(i).count();
     update.pooled = cache.parts(i);
@@ -161,15 +193,12 @@ void indexer(Bench& b, int32_t rows, int64_t context, int64_t max_context) {
 }
 
 void sampling(Bench& b, int32_t rows) {
-  const int sets = static_cast<int>(std::max<int64_t>(1, kCold / (int64_t{rows} * kVocab * 4)));
-  std::vector<std::unique_ptr<DeviceArray<float>>> logits;
-  for (int s = 0; s < sets; ++s) {
-    logits.push_back(std::make_unique<DeviceArray<float>>(b.gpu, check::normal(int64_t{rows} * kVocab, 3.0)));
-  }
-  const auto at = [&](int i) { return logits[static_cast<size_t>(i % sets)]->data(); };
+  const double bytes = double{4} * rows * kVocab;
+  const Turns turns(bytes, bytes, 40);
+  const check::Blocks logits(b.gpu, int64_t{4} * rows * kVocab, turns.sets,
+                             check::normal(int64_t{rows} * kVocab, 3.0));
   const DeviceArray<uint64_t> counter(b.gpu, std::vector<uint64_t>(static_cast<size_t>(rows), 12345));
   const DeviceArray<int32_t> out(b.gpu, rows);
-  const double bytes = double{4} * rows * kVocab;
   const struct {
     const char* name;
     SamplingParams s;
@@ -186,8 +215,8 @@ void sampling(Bench& b, int32_t rows) {
     p.sampling = s.data();
     p.counter = counter.data();
     p.token = out.data();
-    b.time(std::string("sample ") + c.name + " rows " + std::to_string(rows), 40, bytes, [&](int i) {
-      p.logits = at(i);
+    b.time(std::string("sample ") + c.name + " rows " + std::to_string(rows), turns, bytes, [&](int i) {
+      p.logits = logits[i];
       b.gpu.ops.sample(p, b.gpu.exec);
     });
   }
@@ -195,8 +224,8 @@ void sampling(Bench& b, int32_t rows) {
   p.ld = p.dim = kVocab;
   p.rows = rows;
   p.bad = out.data();
-  b.time("find_bad rows " + std::to_string(rows), 40, bytes, [&](int i) {
-    p.x = at(i);
+  b.time("find_bad rows " + std::to_string(rows), turns, bytes, [&](int i) {
+    p.x = logits[i];
     b.gpu.ops.find_bad(p, b.gpu.exec);
   });
 }

@@ -4,7 +4,8 @@
 //   bench_gpu_step FUEL [prompt tokens = 512] [steps = 64] [most streams = 8] [expert slots = all, without a cache]
 //                  [expert bank = auto]
 //
-// Tokens are random and the same in every run.
+// Tokens are random and the same in every run. Every figure is also a field of a line of results (ROCKET_BENCH_OUT), of
+// which `step` names the kind.
 #include <chrono>
 #include <cstdlib>
 
@@ -14,6 +15,7 @@
 namespace {
 
 using namespace rocket;
+using check::ResultLine;
 using Clock = std::chrono::steady_clock;
 
 double ms_since(Clock::time_point start) {
@@ -73,16 +75,20 @@ double decode(Engine& engine, int32_t streams, int steps) {
 }
 
 // What the cache of experts did between two readings of its counters.
-void print_misses(const EngineStats& before, const EngineStats& after, const EngineInfo& info) {
+void report_misses(const EngineStats& before, const EngineStats& after, const EngineInfo& info,
+                   ResultLine& line) {
   const double hits = static_cast<double>(after.expert_hits - before.expert_hits);
   const double misses = static_cast<double>(after.expert_misses - before.expert_misses);
-  const double lookups = static_cast<double>(after.steps - before.steps) * info.moe_layers;
+  const double steps = static_cast<double>(after.steps - before.steps);
+  const double lookups = steps * info.moe_layers;
   const double bytes = static_cast<double>(after.streamed_bytes - before.streamed_bytes);
   const double seconds = after.fetch_seconds - before.fetch_seconds;
+  const double rate = seconds > 0 ? bytes / seconds * 1e-9 : 0.0;
   std::printf("    experts %.1f %% hit, %.2f misses a layer, %.1f MB a step, %.2f GB/s while fetching\n",
-              100 * hits / (hits + misses), misses / lookups,
-              bytes * 1e-6 / static_cast<double>(after.steps - before.steps),
-              seconds > 0 ? bytes / seconds * 1e-9 : 0.0);
+              100 * hits / (hits + misses), misses / lookups, bytes * 1e-6 / steps, rate);
+  line.add("expert_hits", hits).add("expert_misses", misses).add("expert_hit_rate", hits / (hits + misses));
+  line.add("misses_a_layer", misses / lookups).add("streamed_bytes", bytes);
+  line.add("bytes_a_step", bytes / steps).add("fetch_seconds", seconds).add("fetch_gb_s", rate);
 }
 
 // Median milliseconds of steps of one row, each of a stream that has seen nothing else: its experts are its own. Those of
@@ -148,9 +154,84 @@ double issue_us(Engine& engine, int steps) {
 void profile(Engine& engine, int32_t streams, int steps) {
   engine.set_profile(true);
   decode(engine, streams, steps);
-  for (const StageTime& stage : engine.profile())
-    std::printf("    %-56s %9.1f us\n", stage.name.c_str(), stage.ms * 1e3 / steps);
+  for (const StageTime& stage : engine.profile()) {
+    const double us = stage.ms * 1e3 / steps;
+    std::printf("    %-56s %9.1f us\n", stage.name.c_str(), us);
+    ResultLine().add("step", "stage").add("streams", streams).add("stage", stage.name).add("us", us).append();
+  }
   engine.set_profile(false);
+}
+
+// What runs, on what.
+void report_run(const EngineOptions& options, const EngineInfo& info, double rate, double load_s) {
+  const double token_bytes = static_cast<double>(info.token_bytes);
+  std::string choices;
+  for (const std::string& choice : info.choices) {
+    std::printf("%s\n", choice.c_str());
+    choices += (choices.empty() ? "" : "; ") + choice;
+  }
+  std::printf("%s on %s, read rate %.0f GB/s, a token reads %.1f MB: limit %.1f tok/s\n",
+              options.fuel_dir.c_str(), info.device.c_str(), rate * 1e-9, token_bytes * 1e-6,
+              rate / token_bytes);
+  std::printf("loaded in %.1f s\n", load_s);
+  ResultLine line;
+  line.add("step", "run").add("fuel", options.fuel_dir).add("device", info.device).add("choices", choices);
+  line.add("expert_slots", options.expert_cache.slots).add("expert_bank", options.expert_bank);
+  line.add("read_gb_s", rate * 1e-9).add("token_bytes", info.token_bytes);
+  line.add("limit_tok_s", rate / token_bytes).add("load_seconds", load_s).append();
+}
+
+void feed_prompts(Engine& engine, int32_t streams, int prompt) {
+  const std::vector<int32_t> tokens = random_tokens(prompt, engine.info().vocab);
+  for (int32_t s = 0; s < streams; ++s) {
+    const double ms = feed(engine, s, tokens);
+    if (s >= 3) continue;
+    std::printf("prompt of %d: %.2f ms, %.0f tok/s\n", prompt, ms, prompt / ms * 1e3);
+    ResultLine line;
+    line.add("step", "prompt").add("stream", s).add("tokens", prompt).add("ms", ms);
+    line.add("tok_s", prompt / ms * 1e3).append();
+  }
+}
+
+// Of 1, 2, 4 … streams.
+void decode_streams(Engine& engine, int32_t most, int steps, double rate) {
+  const EngineInfo& info = engine.info();
+  double one = 0;
+  for (int32_t streams = 1; streams <= most; streams *= 2) {
+    const EngineStats before = engine.stats();
+    const double ms = decode(engine, streams, steps);
+    if (streams == 1) one = ms;
+    const double tok_s = streams / ms * 1e3, gain = streams * one / ms;
+    std::printf("decode, %d streams: %.3f ms a step, %.1f tok/s, %.2fx one stream", streams, ms, tok_s, gain);
+    ResultLine line;
+    line.add("step", "decode").add("streams", streams).add("steps", steps).add("ms", ms);
+    line.add("tok_s", tok_s).add("times_one_stream", gain);
+    if (streams == 1) {
+      const double fraction = static_cast<double>(info.token_bytes) / ms * 1e3 / rate;
+      std::printf(", %.1f %% of the read rate", 100 * fraction);
+      line.add("fraction_of_read_rate", fraction);
+    }
+    std::printf("\n");
+    if (!info.expert_store.empty()) report_misses(before, engine.stats(), info, line);
+    std::fflush(stdout);
+    line.append();
+  }
+}
+
+void decode_new_streams(Engine& engine, int32_t first) {
+  EngineStats before;
+  const double ms = decode_fresh(engine, first, &before);
+  std::printf("decode, a new stream each step: %.3f ms, %.1f tok/s\n", ms, 1e3 / ms);
+  ResultLine line;
+  line.add("step", "decode, new streams").add("ms", ms).add("tok_s", 1e3 / ms);
+  report_misses(before, engine.stats(), engine.info(), line);
+  line.append();
+}
+
+void decode_checked(Engine& engine, int steps) {
+  const double four = decode_four(engine, steps, false), checked = decode_four(engine, steps, true);
+  std::printf("4 rows of one stream: %.3f ms a step; with checkpoints and commit %.3f ms\n", four, checked);
+  ResultLine().add("step", "4 rows").add("ms", four).add("ms_with_commit", checked).append();
 }
 
 }  // namespace
@@ -163,6 +244,7 @@ int main(int argc, char** argv) {
   const auto number = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
   const int prompt = number(2, 512), steps = number(3, 64), most = number(4, 8);
   try {
+    check::append_result("");  // fails before the fuel is loaded
     EngineOptions options;
     options.fuel_dir = argv[1];
     options.backend = "cuda";
@@ -175,40 +257,15 @@ int main(int argc, char** argv) {
     const auto engine = load_engine(options);
     const double load_s = ms_since(loading) * 1e-3;
     const double rate = device_read_gb_s(0.3) * 1e9;
-    const EngineInfo& info = engine->info();
-    for (const std::string& choice : info.choices) std::printf("%s\n", choice.c_str());
-    std::printf("%s on %s, read rate %.0f GB/s, a token reads %.1f MB: limit %.1f tok/s\n", argv[1],
-                info.device.c_str(), rate * 1e-9, static_cast<double>(info.token_bytes) * 1e-6,
-                rate / static_cast<double>(info.token_bytes));
-    std::printf("loaded in %.1f s\n", load_s);
+    report_run(options, engine->info(), rate, load_s);
     for (int32_t s = 0; s < options.max_streams; ++s) engine->open();
-    const std::vector<int32_t> tokens = random_tokens(prompt, info.vocab);
-    for (int32_t s = 0; s < most; ++s) {
-      const double ms = feed(*engine, s, tokens);
-      if (s < 3) std::printf("prompt of %d: %.2f ms, %.0f tok/s\n", prompt, ms, prompt / ms * 1e3);
-    }
-    double one = 0;
-    for (int32_t streams = 1; streams <= most; streams *= 2) {
-      const EngineStats before = engine->stats();
-      const double ms = decode(*engine, streams, steps);
-      if (streams == 1) one = ms;
-      std::printf("decode, %d streams: %.3f ms a step, %.1f tok/s, %.2fx one stream", streams, ms,
-                  streams / ms * 1e3, streams * one / ms);
-      if (streams == 1)
-        std::printf(", %.1f %% of the read rate", static_cast<double>(info.token_bytes) / ms * 1e5 / rate);
-      std::printf("\n");
-      if (!info.expert_store.empty()) print_misses(before, engine->stats(), info);
-      std::fflush(stdout);
-    }
-    if (slots > 0) {
-      EngineStats before;
-      const double ms = decode_fresh(*engine, most, &before);
-      std::printf("decode, a new stream each step: %.3f ms, %.1f tok/s\n", ms, 1e3 / ms);
-      print_misses(before, engine->stats(), info);
-    }
-    const double four = decode_four(*engine, steps, false), checked = decode_four(*engine, steps, true);
-    std::printf("4 rows of one stream: %.3f ms a step; with checkpoints and commit %.3f ms\n", four, checked);
-    std::printf("issuing a step of one stream: %.1f us of the host\n", issue_us(*engine, 32));
+    feed_prompts(*engine, most, prompt);
+    decode_streams(*engine, most, steps, rate);
+    if (slots > 0) decode_new_streams(*engine, most);
+    decode_checked(*engine, steps);
+    const double issue = issue_us(*engine, 32);
+    std::printf("issuing a step of one stream: %.1f us of the host\n", issue);
+    ResultLine().add("step", "issue").add("us", issue).append();
     for (const int32_t streams : {1, most}) {
       std::printf("stages of a step of %d, issued call by call:\n", streams);
       profile(*engine, streams, 8);

@@ -3,8 +3,8 @@
 $FAKE_CORE is a JSON object: ``script`` (token ids that follow any prompt, in turn), ``vocab``,
 ``max_context``, ``step_seconds``, ``choices``, ``profile``, ``diagnostics``, ``interrupt_at`` (the step that
 meets a Ctrl-C), ``shift`` (added to log-probabilities), ``nan`` (the last of them is none), ``read_rate``,
-``no_memory`` (to measure it). Run as a program it is the command line over the
-stand-in: ``python fake_core.py decode|rocket ARGUMENT…``.
+``no_memory`` (to measure it), ``backend``, ``no_device`` (to measure). Run as a program it is the command
+line over the stand-in: ``python fake_core.py decode|rocket ARGUMENT…``.
 """
 
 import json
@@ -94,7 +94,7 @@ class CoreEngine:
 
     def info(self):
         return {
-            "backend": "cpu",
+            "backend": SCRIPT.get("backend", "cpu"),
             "device": "fake, 1 thread",
             "choices": SCRIPT.get("choices", []),
             "vocab": VOCAB,
@@ -118,6 +118,11 @@ class CoreEngine:
     def open(self):
         self._fed[len(self._fed)] = []
         return len(self._fed) - 1
+
+    def fork(self, stream):
+        number = self.open()
+        self._fed[number] += self._fed[stream]
+        return number
 
     def close(self, stream):
         del self._fed[stream]
@@ -169,6 +174,15 @@ class CoreEngine:
             os.kill(os.getpid(), signal.SIGINT)
         return self.sample(sampling, len(self._fed[stream]))
 
+    def decode_batch(self, streams, tokens, sampling):
+        """One step of all, as long as a step of one."""
+        assert len(streams) == len(tokens) == len(sampling)
+        time.sleep(SCRIPT.get("step_seconds", 0))
+        self._steps += 1
+        for stream, token in zip(streams, tokens, strict=True):
+            self._fed[stream].append(token)
+        return [self.sample(s, len(self._fed[n])) for n, s in zip(streams, sampling, strict=True)]
+
     def last_logits(self):
         return self._last
 
@@ -219,6 +233,12 @@ def read_rate_gb_s(bytes=0, threads=0, seconds=0.5):
     if SCRIPT.get("no_memory"):
         raise PlanError("read rate: the system refused 256.00 MiB")
     return SCRIPT.get("read_rate", 10.0)
+
+
+def device_read_rate_gb_s(seconds=0.5):
+    if SCRIPT.get("no_memory"):
+        raise DeviceError("measuring the device: expected a buffer of\nat least 4 bytes, found room for 2")
+    return None if SCRIPT.get("no_device") else SCRIPT.get("read_rate", 10.0)
 
 
 def memory_available():

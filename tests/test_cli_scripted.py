@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -475,12 +476,59 @@ def test_a_file_and_a_summary(fuel: str, tmp_path: Path) -> None:
 # --- bench ---
 
 
+BENCH = ("bench", "decode", "--pairs", "3", "--tokens", "4", "--prompt", "8")
+
+
 def test_bench(fuel: str) -> None:
-    arguments = ("bench", "decode", "--fuel", fuel, "--pairs", "3", "--tokens", "4", "--prompt", "8")
+    arguments = (*BENCH, "--fuel", fuel)
     result = run_fake("rocket", *arguments, "--json", script={"step_seconds": 0.001})
     whole = json.loads(result.out)
     assert len(whole["pairs"]) == 3
     assert whole["fraction_of_read_rate"] == pytest.approx(1e6 * whole["decode_tok_s"] / 10e9)
     assert whole["decode_gb_s"] == pytest.approx(1e6 * whole["decode_tok_s"] / 1e9)
+    assert whole["step_us"] == pytest.approx(1e6 / whole["decode_tok_s"])
+    assert whole["step_us"] >= 1000  # a step sleeps for a millisecond
+    assert [pair["step_us"] for pair in whole["pairs"]] == [
+        pytest.approx(1e6 / pair["decode_tok_s"]) for pair in whole["pairs"]
+    ]
+    assert whole["read_error"] is None
     text = run_fake("rocket", *arguments, script={"step_seconds": 0.001})
     assert "% of this machine's read rate, 10.0 GB/s (median of 3 pairs)" in text.out
+    assert re.search(r"^a token    .* of weights, \d\.\d GB/s$", text.out, re.MULTILINE)
+    assert "read rate  not" not in text.out
+
+
+def test_bench_of_several_streams(fuel: str) -> None:
+    """Streams share what a step reads, so one token's bytes times all tokens would be a rate of nothing."""
+    arguments = (*BENCH, "--fuel", fuel, "--streams", "4")
+    whole = json.loads(run_fake("rocket", *arguments, "--json", script={"step_seconds": 0.001}).out)
+    assert (whole["streams"], whole["token_bytes"], whole["read_gb_s"]) == (4, 10**6, 10.0)
+    assert whole["decode_gb_s"] is None  # else it could exceed what the memory does
+    assert whole["fraction_of_read_rate"] is None
+    assert whole["step_us"] >= 1000
+    assert whole["decode_tok_s"] == pytest.approx(4e6 / whole["step_us"])
+    text = run_fake("rocket", *arguments, script={"step_seconds": 0.001}).out
+    assert "4 tokens for each of 4 streams" in text
+    assert "GB/s" not in text
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ({"backend": "cuda", "no_memory": True}, "expected a buffer of at least 4 bytes, found room for 2"),
+        ({"backend": "cuda", "no_device": True}, "no device to measure was found"),
+        ({"no_memory": True}, "the system refused 256.00 MiB"),
+    ],
+)
+def test_bench_says_why_there_is_no_read_rate(fuel: str, script: dict, words: str) -> None:
+    arguments = (*BENCH, "--fuel", fuel)
+    result = run_fake("rocket", *arguments, "--json", script=script)
+    whole = json.loads(result.out)
+    assert (result.status, whole["read_gb_s"], whole["fraction_of_read_rate"]) == (0, None, None)
+    assert words in whole["read_error"]
+    assert all(pair["read_gb_s"] is None and words in pair["read_error"] for pair in whole["pairs"])
+    text = run_fake("rocket", *arguments, script=script).out
+    said = [line for line in text.splitlines() if line.startswith("read rate  not measured in 3 of 3 pairs:")]
+    assert len(said) == 1
+    assert words in said[0]
+    assert "limit" not in text

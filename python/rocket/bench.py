@@ -26,7 +26,7 @@ from rocket.boosters import (
 )
 from rocket.console import Notes, write_data
 from rocket.engine import Engine, Stream
-from rocket.errors import UsageError
+from rocket.errors import UsageError, one_line
 from rocket.expert_options import (
     BANK_HELP,
     BANK_WORDS,
@@ -62,8 +62,10 @@ class Pair:
     """A read rate and a decode rate, measured one right after the other: shared machines swing."""
 
     read_gb_s: float | None
+    read_error: str | None  # why there is no read rate
     prefill_tok_s: float
     decode_tok_s: float
+    step_us: float  # mean over the steps, each a token of every stream
 
     def fraction(self, token_bytes: int) -> float | None:
         return token_bytes * self.decode_tok_s / (self.read_gb_s * 1e9) if self.read_gb_s else None
@@ -111,35 +113,45 @@ class Bench:
             self._prefill(stream)
             self._decode(stream, min(self.tokens, GREEDY_WARMUP_STEPS))
 
-    def _read_rate(self) -> float | None:
-        """Of the memory that the weights lie in."""
-        with contextlib.suppress(_core.Error, MemoryError):  # no memory for it beside the weights
+    def _read_rate(self) -> tuple[float | None, str | None]:
+        """Of the memory that the weights lie in, or why there is none: perhaps no room for it beside them."""
+        try:
             if self.engine.info["backend"] == "cuda":
-                return _core.device_read_rate_gb_s(self.read_seconds)
-            return _core.read_rate_gb_s(threads=self.engine.info["threads"], seconds=self.read_seconds)
-        return None
+                rate = _core.device_read_rate_gb_s(self.read_seconds)
+                return rate, "no device to measure was found" if rate is None else None
+            return _core.read_rate_gb_s(threads=self.engine.info["threads"], seconds=self.read_seconds), None
+        except (_core.Error, MemoryError) as error:
+            return None, one_line(str(error)) or type(error).__name__
 
     def pair(self) -> Pair:
-        rate = self._read_rate()
+        rate, error = self._read_rate()
         with self.engine.open() as stream:
             prefill = _timed(lambda: self._prefill(stream))
             self._decode(stream, self.tokens)
-        return Pair(rate, len(self.prompt) / prefill, self.streams * self.tokens / self.seconds)
+        return Pair(
+            read_gb_s=rate,
+            read_error=error,
+            prefill_tok_s=len(self.prompt) / prefill,
+            decode_tok_s=self.streams * self.tokens / self.seconds,
+            step_us=1e6 * self.seconds / self.tokens,
+        )
 
 
 def summarise(pairs: list[Pair], token_bytes: int, streams: int = 1) -> dict[str, Any]:
     """Medians over the pairs. The fraction is the median of the pairs' own, not of the medians."""
     rates = [p.read_gb_s for p in pairs if p.read_gb_s]
-    # What a step of several streams reads depends on which experts they share, so it has no share here.
+    # What a step of several streams reads depends on which experts they share: no rate and no share here.
     fractions = [f for p in pairs if streams == 1 and (f := p.fraction(token_bytes)) is not None]
     fraction = statistics.median(fractions) if fractions else None
     decode = statistics.median(p.decode_tok_s for p in pairs)
     return {
         "prefill_tok_s": statistics.median(p.prefill_tok_s for p in pairs),
         "decode_tok_s": decode,
+        "step_us": statistics.median(p.step_us for p in pairs),
         "token_bytes": token_bytes,
-        "decode_gb_s": token_bytes * decode / 1e9,
+        "decode_gb_s": token_bytes * decode / 1e9 if streams == 1 else None,
         "read_gb_s": statistics.median(rates) if rates else None,
+        "read_error": next((p.read_error for p in pairs if p.read_error), None),
         # Above 1 the weights fit the cache, and the memory's rate is no limit.
         "fraction_of_read_rate": fraction if fraction is not None and fraction <= 1 else None,
     }
@@ -152,7 +164,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"prefill    {format_rate(result['prefill_tok_s'])} tok/s, {result['prompt_tokens']} tokens",
         f"decode     {format_rate(result['decode_tok_s'])} tok/s, {result['decode_tokens']} tokens"
         + (f" for each of {result['streams']} streams" if result["streams"] > 1 else ""),
-        f"a token    {format_bytes(result['token_bytes'])} of weights, {result['decode_gb_s']:.1f} GB/s"
+        f"a token    {format_bytes(result['token_bytes'])} of weights"
+        + (f", {result['decode_gb_s']:.1f} GB/s" if result["decode_gb_s"] is not None else "")
         + (", on each booster" if len(result["boosters"]) > 1 else ""),
     ]
     if result["experts"] is not None:
@@ -173,6 +186,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
     elif result["read_gb_s"] is not None and result["streams"] == 1:
         lines.append(
             f"limit      none: the weights fit the cache; memory reads {result['read_gb_s']:.1f} GB/s"
+        )
+    if result["read_error"] is not None:
+        failed = sum(pair["read_error"] is not None for pair in result["pairs"])
+        lines.append(
+            f"read rate  not measured in {failed} of {len(result['pairs'])} pairs: {result['read_error']}"
         )
     return lines
 

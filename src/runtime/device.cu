@@ -41,7 +41,7 @@ std::vector<CudaDevice> cuda_devices(std::string* why) {
       return {};
     }
     devices.push_back({properties.name, static_cast<int64_t>(properties.totalGlobalMem),
-                       properties.major * 10 + properties.minor});
+                       properties.major * 10 + properties.minor, properties.l2CacheSize});
   }
   return devices;
 }

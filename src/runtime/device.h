@@ -11,6 +11,7 @@ struct CudaDevice {
   std::string name;
   int64_t total_bytes = 0;
   int arch = 0;  // 90 for sm_90, 121 for sm_121
+  int64_t l2_bytes = 0;
 };
 
 // The NVIDIA devices that this build can see; empty without CUDA support, driver or device. `why` says why it
