@@ -83,6 +83,7 @@ Paper paper(const EngineOptions& options, const glm5::Loader& loader, const std:
       {"version", ROCKET_VERSION},
       {"fuel fingerprint", shown(loader.shapes().fingerprint)},
       {"fuel's norms and biases", loader.small_digest()},
+      {"pieces of the fuel's weights", loader.sample_digest()},
       {"split", std::to_string(options.split.ranks) + " boosters, " +
                     digest(owner.data(), owner.size() * sizeof(int32_t))},
       {"dense weights", options.split_dense ? "split (--split-dense)" : "whole"},

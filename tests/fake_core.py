@@ -103,6 +103,7 @@ class CoreEngine:
             "max_rows": self._rows,
             "max_logits_rows": self._rows,
             "threads": 1,
+            "rank": 0,
             "slots": 16,
             "experts_owned": 16,
             "owned_bytes": 16384,

@@ -4,7 +4,10 @@ import errno
 import io
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -334,6 +337,40 @@ def test_a_file_appears_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert (tmp_path / "f").read_bytes() == b"old"
     assert tree(tmp_path) == ["f"]
+
+
+KILLED = """
+import os, signal, sys
+from rocket.output import AtomicFile
+out = AtomicFile(sys.argv[1], "--out")
+out.write(b"half")
+out.file.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR))
+    except OSError:
+        pytest.skip("NOT TESTED: the file system of temporary files has none without a name")
+    (tmp_path / "f").write_text("old")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "f")], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_text() == "old"
+
+
+def test_files_where_none_is_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AtomicFile, "_nameless", lambda self: None)
+    with AtomicFile(tmp_path / "f", "--out") as out:
+        assert len(list(tmp_path.iterdir())) == 1
+        out.write(b"new")
+    with pytest.raises(KeyError), AtomicFile(tmp_path / "f", "--out") as out:
+        out.write(b"half")
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_text() == "new"
 
 
 def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:

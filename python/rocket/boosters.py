@@ -81,6 +81,9 @@ def speaks(message: str, hint: str, takes_part: bool = True) -> bool:
             _start(WAIT_SECONDS).fail(message, hint)
         if _starting:  # they do not come
             return True
+    if _starting:  # nobody knows who else is there: rank 0 if it is, and it ends the others
+        time.sleep(2.0 * launched()[0])
+        return True
     if _fabric is None:
         return launched()[0] == 0
     return _fabric.rank == 0 or not _fabric.rank0_knows
@@ -135,6 +138,9 @@ def _start(wait: float) -> "Fabric":
         _fabric = _core.mpi_fabric(wait)
     except _core.DeviceError:
         _starting = launched()[1] > 1 and time.monotonic() - begin >= wait
+        raise
+    except BaseException:  # Ctrl-C
+        _starting = launched()[1] > 1
         raise
     return _fabric
 
@@ -287,4 +293,4 @@ def arguments(
             "split_dense": split_dense,
         }
     except UsageError as error:
-        raise input_error(str(error), error.hint) from error
+        raise input_error(str(error), error.hint) from None

@@ -178,7 +178,16 @@ class Engine:
 
     @property
     def core(self) -> CoreEngine:
-        """The C++ engine below."""
+        """The C++ engine below. Throws InputError on a rank that follows another."""
+        if self.info["rank"] > 0:
+            raise input_error(
+                "boosters: expected follow() on a rank above 0, found another call",
+                "let rank 0 use the engine, and all other ranks call follow()",
+            )
+        return self._loaded
+
+    @property
+    def _loaded(self) -> CoreEngine:
         if self._core is None:
             raise input_error("the engine is closed", "load the fuel again: Engine(fuel)")
         return self._core
@@ -190,7 +199,7 @@ class Engine:
     @cached_property
     def info(self) -> dict[str, Any]:
         """Shapes, sizes, limits, automatic choices: the fields of EngineInfo (src/runtime/engine.h)."""
-        return self.core.info()
+        return self._loaded.info()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -208,7 +217,7 @@ class Engine:
 
     def follow(self) -> None:
         """On a rank above 0: does what rank 0's engine does, until that is closed."""
-        self.core.follow()
+        self._loaded.follow()
 
     def open(self) -> Stream:
         """A new, empty stream."""

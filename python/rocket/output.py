@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import stat
 import tempfile
 from contextlib import AbstractContextManager
@@ -19,9 +20,10 @@ ROOM_HINT = "make room, or give a file on another disk"
 
 
 class AtomicFile:
-    """Writes beside the target under a temporary name and renames on success.
+    """Writes to a file without a name in the target's folder, which gets one on success and takes its place.
 
-    The temporary file is made at once, so a target that cannot be written is an error before any work is
+    So nothing is left behind by whatever ends the process. Where a file system has no such files, it has a
+    temporary name. It is made at once, so a target that cannot be written is an error before any work is
     done. A target that is no regular file (/dev/null, a pipe) is written directly: renaming would replace the
     device.
     """
@@ -30,6 +32,7 @@ class AtomicFile:
         self.target = Path(os.path.realpath(path))
         self.option = option
         self._temporary: Path | None = None
+        self.is_regular = False  # a file that appears at the end, not a device or a pipe
         self.file = self._open(Path(path))
 
     def _open(self, given: Path) -> BinaryIO:
@@ -44,10 +47,13 @@ class AtomicFile:
                 if not os.access(self.target, os.W_OK):
                     raise PermissionError(None, "permission denied", None)
                 mode = stat.S_IMODE(found)
-            handle, name = tempfile.mkstemp(
-                prefix=f".{self.target.name}.", suffix=".tmp", dir=self.target.parent
-            )
-            self._temporary = Path(name)
+            handle = self._nameless()
+            if handle is None:
+                handle, name = tempfile.mkstemp(
+                    prefix=f".{self.target.name}.", suffix=".tmp", dir=self.target.parent
+                )
+                self._temporary = Path(name)
+            self.is_regular = True
             os.fchmod(handle, mode)
             return os.fdopen(handle, "w+b")
         except OSError as error:
@@ -57,10 +63,33 @@ class AtomicFile:
                 "give a file in a folder that exists and is yours",
             ) from error
 
-    @property
-    def is_regular(self) -> bool:
-        """Whether it is a file that appears at the end, not a device or a pipe."""
-        return self._temporary is not None
+    def _nameless(self) -> int | None:
+        try:
+            handle = os.open(self.target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except (
+            AttributeError,
+            OSError,
+        ):  # there are none; mkstemp says what else is wrong
+            return None
+        if Path(_name_of(handle)).exists():
+            return handle
+        os.close(handle)  # without /proc it could not get a name
+        return None
+
+    def _name(self) -> None:
+        """Gives the nameless file a temporary name."""
+        self.file.flush()  # may run out of space
+        folder = os.open(self.target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            while True:
+                name = f".{self.target.name}.{secrets.token_hex(4)}.tmp"
+                with contextlib.suppress(FileExistsError):
+                    # With a folder's descriptor os.link follows the link that /proc has of the file.
+                    os.link(_name_of(self.file.fileno()), name, dst_dir_fd=folder)
+                    self._temporary = self.target.parent / name
+                    return
+        finally:
+            os.close(folder)
 
     def write(self, data: bytes) -> None:
         with self.naming():
@@ -73,6 +102,8 @@ class AtomicFile:
     def commit(self) -> None:
         try:
             with self.naming():
+                if self.is_regular and self._temporary is None:
+                    self._name()
                 self.file.close()  # may still run out of space
                 if self._temporary is not None:
                     self._temporary.replace(self.target)
@@ -102,6 +133,10 @@ class AtomicFile:
             self.commit()
         else:
             self.discard()
+
+
+def _name_of(handle: int) -> str:
+    return f"/proc/self/fd/{handle}"
 
 
 def _umask() -> int:

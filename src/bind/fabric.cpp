@@ -54,7 +54,10 @@ void add_fabric(py::module_& m) {
       "mpi_fabric",
       [](double limit_seconds) {
         if (!(limit_seconds > 0)) throw InputError("mpi_fabric: expected a time limit above 0");
-        return mpi_fabric(limit_seconds);
+        return mpi_fabric(limit_seconds, [] {  // Ctrl-C need not wait for ranks that do not come
+          const py::gil_scoped_acquire acquire;
+          if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+        });
       },
       py::arg("limit_seconds"), released);
 }

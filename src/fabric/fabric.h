@@ -77,7 +77,8 @@ class Fabric {
 std::unique_ptr<Fabric> make_solo_fabric();
 
 // Over MPI, with host buffers. The library is loaded at the first call and MPI started; later calls give the same
-// fabric, with another limit. Throws DeviceError where this build or this machine has no MPI, with what is missing and how to get it.
-std::shared_ptr<Fabric> mpi_fabric(double limit_seconds);
+// fabric, with another limit. `interrupt` is called now and then while MPI starts, and may throw. Throws DeviceError where
+// this build or this machine has no MPI, with what is missing and how to get it.
+std::shared_ptr<Fabric> mpi_fabric(double limit_seconds, const std::function<void()>& interrupt = {});
 
 }  // namespace rocket

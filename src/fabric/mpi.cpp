@@ -2,9 +2,11 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -18,6 +20,7 @@ namespace rocket {
 namespace {
 
 constexpr char kLibrary[] = "librocket_mpi.so";
+constexpr std::chrono::milliseconds kBetweenInterrupts(50);
 constexpr char kHowToGet[] =
     "pip install mpich (or a system's Open MPI or MPICH with headers), then build Rocket again: pip install "
     "--force-reinstall --no-deps .";
@@ -46,7 +49,7 @@ void check_launcher(const char* kind) {
 
 // MPI starts when all ranks do, and waits for the last without a limit: in a thread of its own, which is left to itself
 // when the time is over.
-Wire& start_in_time(StartWire start, double limit_seconds) {
+Wire& start_in_time(StartWire start, double limit_seconds, const std::function<void()>& interrupt) {
   struct Started {
     std::promise<Wire*> wire;
     char error[512] = "";
@@ -56,7 +59,12 @@ Wire& start_in_time(StartWire start, double limit_seconds) {
   std::thread([started, start] {
     started->wire.set_value(start(started->error, sizeof started->error));
   }).detach();
-  if (wire.wait_for(std::chrono::duration<double>(limit_seconds)) != std::future_status::ready) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() +
+                   std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_seconds));
+  while (wire.wait_until(std::min(end, Clock::now() + kBetweenInterrupts)) != std::future_status::ready) {
+    if (interrupt) interrupt();
+    if (Clock::now() < end) continue;
     throw DeviceError(
         "boosters: MPI has not started within " + std::to_string(static_cast<int>(limit_seconds + 0.5)) +
             " s: it waits for ranks that do not come",
@@ -68,7 +76,7 @@ Wire& start_in_time(StartWire start, double limit_seconds) {
   return *found;
 }
 
-Wire& start_wire(double limit_seconds) {
+Wire& start_wire(double limit_seconds, const std::function<void()>& interrupt) {
   const std::string path = library_path();
   if (access(path.c_str(), R_OK) != 0) {
     throw DeviceError("boosters: this build has no MPI: expected " + path + ", found nothing", kHowToGet);
@@ -90,21 +98,21 @@ Wire& start_wire(double limit_seconds) {
                       "build Rocket again: it is of another version");
   }
   check_launcher(static_cast<const char*>(dlsym(library, kWireKind)));
-  return start_in_time(start, limit_seconds);
+  return start_in_time(start, limit_seconds, interrupt);
 }
 
 }  // namespace
 
-Wire& mpi_wire(double limit_seconds) {
-  static Wire& wire = start_wire(limit_seconds);
+Wire& mpi_wire(double limit_seconds, const std::function<void()>& interrupt) {
+  static Wire& wire = start_wire(limit_seconds, interrupt);
   return wire;
 }
 
-std::shared_ptr<Fabric> mpi_fabric(double limit_seconds) {
+std::shared_ptr<Fabric> mpi_fabric(double limit_seconds, const std::function<void()>& interrupt) {
   static std::mutex mutex;
   static std::shared_ptr<Fabric> fabric;
   const std::lock_guard lock(mutex);
-  if (!fabric) fabric = std::make_shared<WireFabric>(mpi_wire(limit_seconds));
+  if (!fabric) fabric = std::make_shared<WireFabric>(mpi_wire(limit_seconds, interrupt));
   fabric->set_limit(limit_seconds);
   return fabric;
 }

@@ -126,6 +126,6 @@ class WireFabric : public Fabric {
 };
 
 // What carries mpi_fabric(): loads and starts MPI at the first call. For measurements; throws as mpi_fabric().
-Wire& mpi_wire(double limit_seconds);
+Wire& mpi_wire(double limit_seconds, const std::function<void()>& interrupt = {});
 
 }  // namespace rocket
