@@ -5,6 +5,7 @@ import json
 import random
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -145,6 +146,35 @@ def test_a_split_for_others(tmp_path: Path, fuel_dir: Path) -> None:
     check_ranks_error([(3, program("--fuel", str(tiny), "--split", str(split)))], 2, "fuel.hidden_size")
 
 
+LEADS = """
+import sys
+from rocket import Engine
+with Engine("sparkler", boosters=2, booster_wait=20) as engine:
+    if engine.rank == int(sys.argv[1]):
+        print(list(engine.generate([5, 6], 3)))
+    else:
+        engine.follow()
+"""
+
+
+@mpi
+def test_a_rank_above_0_only_follows() -> None:
+    result = run_ranks([(2, (sys.executable, "-c", LEADS, "1"))])
+    assert result.status != 0
+    assert "boosters: expected follow() on a rank above 0, found another call" in result.err
+    right = run_ranks([(2, (sys.executable, "-c", LEADS, "0"))])
+    assert right.status == 0, right.err
+    assert right.out.count("[") == 1
+
+
+@mpi
+def test_a_rank_that_leaves_before_it_starts() -> None:
+    quick = (*program("--boosters", "2"), "--booster-wait", "3")
+    result = run_ranks([(1, (*quick, "--version")), (1, quick)])
+    assert result.status != 0
+    assert result.err.count("error: boosters: MPI has not started within 3 s") == 1
+
+
 def test_without_a_launcher() -> None:
     result = run_decode(*PROMPT, "--boosters", "2")
     assert result.status in (1, 2)
@@ -179,6 +209,7 @@ def test_what_a_build_without_mpi_says(tmp_path: Path) -> None:
         (2, ("--split",), "split: rank 0 has 3 boosters"),
         (1, ("--fuel",), "fuel fingerprint: rank 0 has"),
         (1, ("finetune",), "fuel's norms and biases: rank 0 has"),
+        (2, ("experts",), "pieces of the fuel's weights: rank 0 has"),
     ],
 )
 def test_the_handshake_names_both_sides(
@@ -193,7 +224,9 @@ def test_the_handshake_names_both_sides(
         common = program("--boosters", "3", "--fuel", str(CASES[0].build(fuel_dir)))
         different = program("--boosters", "3", "--fuel", str(CASES[3].build(fuel_dir)))
     elif other == ("finetune",):
-        different = (*common, "--fuel", str(finetuned(tmp_path)))
+        different = (*common, "--fuel", str(changed(tmp_path, "layers.3.input_layernorm.weight")))
+    elif other == ("experts",):
+        different = (*common, "--fuel", str(changed(tmp_path, "_proj.weight")))
     else:
         different = (*common, *other)
     programs = [(1, common)] * 3
@@ -211,19 +244,22 @@ def other_split(folder: Path) -> Path:
     return file
 
 
-def finetuned(folder: Path) -> Path:
-    """The same names, shapes and config; another norm."""
+def changed(folder: Path, ending: str) -> Path:
+    """Sparkler with the same names, shapes and config; a bit of each byte of such tensors is another."""
     copy = folder / "sparkler"
     copy.mkdir()
     for file in SPARKLER.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     weights = copy / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    name = next(name for name in header if name.endswith("layers.3.input_layernorm.weight"))
-    data[8 + length + header[name]["data_offsets"][0]] ^= 1
-    weights.write_bytes(data)
+    data = np.fromfile(weights, dtype=np.uint8)
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    header = json.loads(data[8 : 8 + length].tobytes())
+    names = [name for name in header if name.endswith(ending) and (".experts." in name or "norm" in name)]
+    assert names
+    for name in names:
+        begin, end = header[name]["data_offsets"]
+        data[8 + length + begin : 8 + length + end] ^= 1
+    data.tofile(weights)
     return copy
 
 
@@ -290,7 +326,7 @@ def test_a_rank_that_stalls_as_it_starts_ends_the_run(after: float) -> None:
 
 @mpi
 def test_an_expert_that_cannot_be_read_is_named_by_rank_0(tmp_path: Path) -> None:
-    copy = finetuned(tmp_path)
+    copy = changed(tmp_path, "layers.3.input_layernorm.weight")
     weights = copy / "model.safetensors"
     command = (
         *DECODE,
