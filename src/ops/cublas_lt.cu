@@ -57,12 +57,16 @@ class CublasLt {
   // In cuBLAS's column-major terms: y [out, rows] = w [in, out]^T x [in, rows].
   bool run(const uint16_t* x, int64_t ldx, const uint16_t* w, int64_t out, int64_t in, int64_t rows, float* y,
            int64_t ldy, void* workspace, cudaStream_t stream) {
-    const Plan& plan = plan_for({out, in, rows, ldx, ldy});
+    Plan& plan = plan_for({out, in, rows, ldx, ldy});
     if (!plan.usable) return false;
     const float one = 1, zero = 0;
     const cublasStatus_t status = matmul(handle_, product_, &one, w, plan.w, x, plan.x, &zero, y, plan.y, y,
                                          plan.y, &plan.algorithm, workspace, kCublasWorkspaceBytes, stream);
     if (status == CUBLAS_STATUS_SUCCESS) return true;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH) {
+      plan.usable = false;  // from now on, as if it had no way
+      return false;
+    }
     throw DeviceError(
         "linear: cuBLASLt status " + std::to_string(static_cast<int>(status)) + " for " +
             std::to_string(rows) + " rows of [" + std::to_string(out) + ", " + std::to_string(in) + "]",
@@ -77,7 +81,7 @@ class CublasLt {
   };
   using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // out, in, rows, ldx, ldy
 
-  const Plan& plan_for(const Shape& shape) {
+  Plan& plan_for(const Shape& shape) {
     const auto [found, fresh] = plans_.try_emplace(shape);
     Plan& plan = found->second;
     if (!fresh) return plan;

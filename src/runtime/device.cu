@@ -12,13 +12,15 @@ __global__ void any_kernel() {}
 
 }  // namespace
 
+// The device stays this thread's: to go back to another would make a context there, too.
 bool has_kernels(int32_t device) {
-  int before = 0;
   cudaFuncAttributes attributes{};
-  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return false;
+  if (cudaSetDevice(device) != cudaSuccess) {
+    cudaGetLastError();
+    return true;
+  }
   const cudaError_t status = cudaFuncGetAttributes(&attributes, any_kernel);
   cudaGetLastError();
-  cudaSetDevice(before);
   // Only these say that there is no image; whatever else is wrong is said by what uses the device.
   return status != cudaErrorNoKernelImageForDevice && status != cudaErrorInvalidDeviceFunction;
 }
