@@ -304,7 +304,8 @@ std::unique_ptr<ExpertStore> expert_store(const EngineOptions& options, const gl
 std::unique_ptr<Engine> load(EngineOptions options) {
   Fabric& fabric = *options.fabric;
   const bool several = fabric.ranks() > 1;
-  const int32_t device = several ? device_of_rank(cuda_devices().size()) : 0;
+  const bool may_be_gpu = options.backend != "cpu";
+  const int32_t device = several && may_be_gpu ? device_of_rank(cuda_devices().size()) : 0;
   std::string why;
   const std::string name = choose_backend(options.backend, device, &why);
   glm5::Config config = glm5::read_config(options.fuel_dir);
@@ -319,13 +320,13 @@ std::unique_ptr<Engine> load(EngineOptions options) {
                      "give --expert-cache-gib, --expert-slots or --slot-map");
   }
   const bool streamed = options.expert_cache.given();
+  std::unique_ptr<Backend> backend;  // outlives what lies in its memory, also where loading fails
   auto loader =
       std::make_unique<glm5::Loader>(config, options.fuel_dir, streamed, options.split, fabric.rank());
   if (several) compare_papers(fabric, paper(options, *loader, name));
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
-  std::unique_ptr<Backend> backend =
-      name == "cuda" ? make_cuda_backend(threads_for(options), {rows, config.hidden_size, device})
-                     : make_cpu_backend(threads_for(options));
+  backend = name == "cuda" ? make_cuda_backend(threads_for(options), {rows, config.hidden_size, device})
+                           : make_cpu_backend(threads_for(options));
   check_bank_word(options, backend->memory().host());
   const glm5::Precision precision = precision_for(options, *backend);
   Plan plan = make_plan({options, config, precision, *loader, *backend, rows});

@@ -48,8 +48,8 @@ class Loader {
   int64_t slots_bytes() const;       // of the rank's routed experts in slot layout
   int64_t slot_bytes() const;        // of a slot that holds any of them
   std::string small_digest() const;  // of norms, biases and taps: what tells one fine-tune from another
-  // Of pieces of all of the fuel's files, other ranks' experts too: other weights of the same shapes are noticed, one
-  // damaged byte is not. Some 256 KiB of each file are read.
+  // Of pieces of some 4,096 tensors, other ranks' experts too: other weights of the same shapes are noticed, one damaged
+  // byte is not.
   std::string sample_digest() const;
   const Weights& shapes() const {
     return loaded_->weights;

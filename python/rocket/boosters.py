@@ -79,10 +79,8 @@ def speaks(message: str, hint: str, takes_part: bool = True) -> bool:
     if _fabric is None and takes_part and not _starting and launched()[1] > 1:
         with contextlib.suppress(Exception):
             _start(WAIT_SECONDS).fail(message, hint)
-        if _starting:  # they do not come
-            return True
-    if _starting:  # nobody knows who else is there: rank 0 if it is, and it ends the others
-        time.sleep(2.0 * launched()[0])
+    if _starting:  # they do not come; rank 0, if it is there, says so first and ends the others
+        time.sleep(min(2.0 * launched()[0], 10.0))
         return True
     if _fabric is None:
         return launched()[0] == 0
@@ -133,6 +131,8 @@ def _start(wait: float) -> "Fabric":
     global _fabric, _starting
     from rocket import _core
 
+    if _starting:
+        raise input_error("boosters: MPI was told to start before, and has not", "start a process anew")
     begin = time.monotonic()
     try:
         _fabric = _core.mpi_fabric(wait)

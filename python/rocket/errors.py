@@ -209,6 +209,8 @@ def run_command_line(
             signal.signal(number, _terminate)
     try:
         status = run_command(lambda: build()(prog_name=name, standalone_mode=False), speaks)
+    except KeyboardInterrupt:  # while another error was being said
+        status = EXIT_INTERRUPTED
     except SystemExit as stop:  # a signal's
         status = stop.code if isinstance(stop.code, int) else EXIT_FAILURE
     leave(status)

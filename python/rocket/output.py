@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from contextlib import AbstractContextManager
@@ -22,10 +23,10 @@ ROOM_HINT = "make room, or give a file on another disk"
 class AtomicFile:
     """Writes to a file without a name in the target's folder, which gets one on success and takes its place.
 
-    So nothing is left behind by whatever ends the process. Where a file system has no such files, it has a
-    temporary name. It is made at once, so a target that cannot be written is an error before any work is
-    done. A target that is no regular file (/dev/null, a pipe) is written directly: renaming would replace the
-    device.
+    So nothing unfinished is left behind by whatever ends the process. Where a file system has no such files,
+    it has a temporary name. It is made at once, so a target that cannot be written is an error before any
+    work is done. A target that is no regular file (/dev/null, a pipe) is written directly: renaming would
+    replace the device.
     """
 
     def __init__(self, path: str | Path, option: str) -> None:
@@ -83,13 +84,29 @@ class AtomicFile:
         try:
             while True:
                 name = f".{self.target.name}.{secrets.token_hex(4)}.tmp"
-                with contextlib.suppress(FileExistsError):
+                self._temporary = self.target.parent / name
+                try:
                     # With a folder's descriptor os.link follows the link that /proc has of the file.
-                    os.link(_name_of(self.file.fileno()), name, dst_dir_fd=folder)
-                    self._temporary = self.target.parent / name
+                    os.link(_name_of(self.file.fileno()), name, dst_dir_fd=folder, follow_symlinks=True)
+                    return
+                except FileExistsError:
+                    self._temporary = None
+                except OSError:  # it may not be linked here
+                    self._temporary = None
+                    self._copy()
                     return
         finally:
             os.close(folder)
+
+    def _copy(self) -> None:
+        """Into a file with a temporary name."""
+        mode = stat.S_IMODE(os.fstat(self.file.fileno()).st_mode)
+        handle, name = tempfile.mkstemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=self.target.parent)
+        self._temporary = Path(name)
+        with os.fdopen(handle, "wb") as copy:
+            os.fchmod(handle, mode)
+            self.file.seek(0)
+            shutil.copyfileobj(self.file, copy)
 
     def write(self, data: bytes) -> None:
         with self.naming():
@@ -109,6 +126,8 @@ class AtomicFile:
                     self._temporary.replace(self.target)
                     self._temporary = None
         finally:
+            with contextlib.suppress(OSError):
+                self.file.close()  # what could not be written is not kept either
             self._remove()
 
     def discard(self) -> None:

@@ -63,7 +63,8 @@ class CublasLt {
     const cublasStatus_t status = matmul(handle_, product_, &one, w, plan.w, x, plan.x, &zero, y, plan.y, y,
                                          plan.y, &plan.algorithm, workspace, kCublasWorkspaceBytes, stream);
     if (status == CUBLAS_STATUS_SUCCESS) return true;
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH) {
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH ||
+        status == CUBLAS_STATUS_INVALID_VALUE) {
       plan.usable = false;  // from now on, as if it had no way
       return false;
     }

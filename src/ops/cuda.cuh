@@ -44,13 +44,14 @@ inline size_t shared_to_spread(const CudaContext& cuda, int blocks) {
   return static_cast<size_t>(cuda.sm_shared / (blocks + 1));
 }
 
-// Throws PlanError where memory ran out, else DeviceError. A kernel's failure is found by a later call.
+// Throws DeviceError, also where memory ran out: in the midst of a step nothing can be refused any more. A kernel's failure
+// is found by a later call.
 inline void cuda_check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   const std::string why = std::string(": ") + cudaGetErrorName(status) + ", " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // the device is well
-    throw PlanError(what + why, "lower --max-context, the streams or the expert cache");
+    throw DeviceError(what + why, "lower --max-context, the streams or the expert cache");
   }
   throw DeviceError(
       what + why + " (found there: an op before may have caused it)",

@@ -107,6 +107,7 @@ class CudaMemory : public MemorySpace {
 
   void* allocate(size_t bytes, const char* what) override {
     void* p = nullptr;
+    cuda_check(cudaSetDevice(context_.device), "device");  // of this thread, which may have used none
     const cudaError_t status =
         cudaMallocFromPoolAsync(&p, std::max<size_t>(bytes, 256), blocks_, context_.stream);
     if (status == cudaErrorMemoryAllocation) {
@@ -244,10 +245,11 @@ class CudaBackend : public Backend {
     cublas_ = open_cublas_lt(&no_cublas_);
     context_.cublas = cublas_.get();
     const size_t bytes = StepBlock(nullptr, limits.max_rows).bytes;
-    device_block_ = static_cast<char*>(memory_.allocate(bytes, "arrays of a step"));
     for (HostBlock& block : host_block_) block.data = pinned(bytes);
+    device_block_ = static_cast<char*>(memory_.allocate(bytes, "arrays of a step"));
   }
   ~CudaBackend() override {
+    cudaSetDevice(context_.device);
     cudaStreamSynchronize(context_.stream);
     for (auto& [key, graph] : graphs_) {
       if (graph.recorded) cudaGraphExecDestroy(graph.recorded);
