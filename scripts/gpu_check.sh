@@ -26,6 +26,7 @@ results=$build/results
 benches='linear experts step_ops attention stream'
 status=0
 making=''  # the process that makes the slice
+beside=()  # groups of processes that run beside this script
 under_way='' began=0
 phases=()  # names and seconds of those that are done
 date=$(date -u +%Y-%m-%dT%H:%M:%SZ)
@@ -110,10 +111,21 @@ with open(file, "w") as out:
 END
 }
 
-# However it ends: no slice is being made any more, and the summary is written.
+# Starts a command as a group of processes of its own, so that all it starts can be stopped with it: $! is the group.
+in_background() {
+  set -m
+  "$@" &
+  set +m
+  beside+=($!)
+}
+
+# However it ends: nothing it started goes on, and the summary is written.
 finish() {
-  local code=$?
+  local code=$? group
   trap - EXIT
+  for group in "${beside[@]}"; do
+    kill -- -"$group" 2> /dev/null || true
+  done
   [ $code -eq 0 ] || status=$code
   if [ -n "$making" ]; then
     kill "$making" 2> /dev/null || true
@@ -160,11 +172,13 @@ tail -16 $results/waiting.log
 phase "GPU tests${quick:+, without compute-sanitizer}"
 parallel=''
 "$python" -c 'import xdist' 2> /dev/null && parallel='-n 8 --dist loadgroup -p no:benchmark'  # benchmarks warn beside pytest-xdist
-python_tests pytest $(printf -- '--ignore %s ' $waiting) $parallel & pythons=$!
+in_background python_tests pytest $(printf -- '--ignore %s ' $waiting) $parallel
+pythons=$!
 sanitizing=''
 if [ -z "$quick" ]; then
   if command -v compute-sanitizer > /dev/null; then
-    sanitizers & sanitizing=$!
+    in_background sanitizers
+    sanitizing=$!
   else
     echo "NOT RUN: compute-sanitizer, which is not installed"
     status=1
