@@ -86,8 +86,8 @@ void rounded() {
   cpu->step(step);
   const double d = distance(gpu->logits(), cpu->logits(), gpu->info().vocab);
   std::printf("prompt of %d in BF16: logits within %.1e standard deviations\n", rows, d);
-  // Eight layers of products with operands rounded to 2^-9 of themselves.
-  check::expect(d < 0.2, "logits of a rounded prompt");
+  // What rounded latents and halves in eight layers make of it: 0.006 when this was written.
+  check::expect(d < 0.03, "logits of a rounded prompt");
 }
 
 }  // namespace

@@ -31,12 +31,12 @@ struct DeviceWeight {
   Weight w;
 };
 
-// BF16 rounding of x moves each product by up to 2^-9 of itself (2^-9 / sqrt(3) on average, evenly spread); the moves
-// add as a random walk just as the products do, so the error of a result is about 2^-9.8 of the results' usual size.
-// The largest of the results is some three to four times that size and the largest error some five times its own. F32
-// weights are rounded too.
+// x in two BF16 terms is right to 2^-17 of itself, and as much is left out of F32 weights, twice. One product is off by that
+// at most; errors of many add as a random walk just as the products do. Tensor cores cut the sum of each 16 products
+// instead of rounding it, always towards zero: 2^-24 of it on average, in / 8 times for two terms, while it grows.
 double tensor_limit(WeightFormat format, int64_t in) {
-  return check::sum_limit(in) + (format == WeightFormat::kF32 ? 1.5 : 1.0) * 0x1p-8;
+  return 2 * check::sum_limit(in) + (format == WeightFormat::kF32 ? 3 : 1) * 0x1p-17 +
+         static_cast<double>(in) * 0x1p-27;
 }
 
 struct Case {

@@ -187,9 +187,9 @@ void check_case(check::Gpu& gpu, const Case& c) {
   const Floats found16 = on_gpu(gpu, c, rounded, pages16, true, 0, c.rows, what + " bf16");
   check::close(what + " bf16", found16.data(), expected16.data(), n, limit);
 
-  // Tensor cores: queries, latents and weights rounded to bfloat16, 2^-9 each at most with a standard deviation of
-  // 2^-9 / sqrt(3). A logit's error is that of two factors, times its spread; five of these deviations change its
-  // weight, and the rounding of weights and values comes on top.
+  // Tensor cores: queries, latents and weights rounded to bfloat16, by 2^-8 of themselves at most and with a standard
+  // deviation of some 2^-9. A logit's error is that of two factors, times its spread; three of these deviations change
+  // its weight, and the rounding of weights and values comes on top.
   const double coarse = (5 * std::sqrt(2.0 / 3) * c.spread + 3) * 0x1p-9;
   gpu.exec.tensor_cores = true;
   const Floats tensor = on_gpu(gpu, c, in, pages, false, 0, c.rows, what + " tensor cores");

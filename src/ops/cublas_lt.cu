@@ -55,13 +55,13 @@ class CublasLt {
   // False: it has no way for this shape. Throws DeviceError where it has one that fails: going on with kernels of our own
   // would change bits, and hide what failed.
   // In cuBLAS's column-major terms: y [out, rows] = w [in, out]^T x [in, rows].
-  bool run(const uint16_t* x, int64_t ldx, const uint16_t* w, int64_t out, int64_t in, int64_t rows, float* y,
-           int64_t ldy, void* workspace, cudaStream_t stream) {
-    Plan& plan = plan_for({out, in, rows, ldx, ldy});
+  bool run(const LibraryProduct& p, void* workspace, cudaStream_t stream) {
+    Plan& plan = plan_for({p.out, p.in, p.rows, p.ldx, p.ldy});
     if (!plan.usable) return false;
-    const float one = 1, zero = 0;
-    const cublasStatus_t status = matmul(handle_, product_, &one, w, plan.w, x, plan.x, &zero, y, plan.y, y,
-                                         plan.y, &plan.algorithm, workspace, kCublasWorkspaceBytes, stream);
+    const float one = 1, before = p.add ? 1 : 0;
+    const cublasStatus_t status =
+        matmul(handle_, product_, &one, p.w, plan.w, p.x, plan.x, &before, p.y, plan.y, p.y, plan.y,
+               &plan.algorithm, workspace, kCublasWorkspaceBytes, stream);
     if (status == CUBLAS_STATUS_SUCCESS) return true;
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH ||
         status == CUBLAS_STATUS_INVALID_VALUE) {
@@ -70,7 +70,7 @@ class CublasLt {
     }
     throw DeviceError(
         "linear: cuBLASLt status " + std::to_string(static_cast<int>(status)) + " for " +
-            std::to_string(rows) + " rows of [" + std::to_string(out) + ", " + std::to_string(in) + "]",
+            std::to_string(p.rows) + " rows of [" + std::to_string(p.out) + ", " + std::to_string(p.in) + "]",
         "ROCKET_NO_CUBLASLT=1 does without it; ROCKET_CUDA_SYNC=1 tells whether an op before failed");
   }
 
@@ -149,10 +149,8 @@ CublasLtHandle open_cublas_lt(std::string* why) {
   return lt->open(why) ? std::move(lt) : nullptr;
 }
 
-bool cublas_lt_product(const uint16_t* x, int64_t ldx, const uint16_t* w, int64_t out, int64_t in,
-                       int64_t rows, float* y, int64_t ldy, void* workspace, Exec& exec) {
-  if (!exec.cuda->cublas) return false;
-  if (!exec.cuda->cublas->run(x, ldx, w, out, in, rows, y, ldy, workspace, exec.cuda->stream)) return false;
+bool cublas_lt_product(const LibraryProduct& p, void* workspace, Exec& exec) {
+  if (!exec.cuda->cublas || !exec.cuda->cublas->run(p, workspace, exec.cuda->stream)) return false;
   after_op("linear", exec);
   return true;
 }
@@ -171,8 +169,7 @@ CublasLtHandle open_cublas_lt(std::string* why) {
   return nullptr;
 }
 
-bool cublas_lt_product(const uint16_t*, int64_t, const uint16_t*, int64_t, int64_t, int64_t, float*, int64_t,
-                       void*, Exec&) {
+bool cublas_lt_product(const LibraryProduct&, void*, Exec&) {
   return false;
 }
 

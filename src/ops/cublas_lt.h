@@ -24,10 +24,19 @@ CublasLtHandle open_cublas_lt(std::string* why);
 
 constexpr size_t kCublasWorkspaceBytes = 32 << 20;
 
-// y[r][o] = sum_i x[r][i] w[o][i] for BF16 x [rows, in], ldx apart, and BF16 w [out, in]; float32 sums and y, rows ldy
-// apart. `workspace` has kCublasWorkspaceBytes of device memory. False, with nothing issued, if there is no cuBLASLt or
-// it has no algorithm for this shape. The same shape always runs the same algorithm.
-bool cublas_lt_product(const uint16_t* x, int64_t ldx, const uint16_t* w, int64_t out, int64_t in,
-                       int64_t rows, float* y, int64_t ldy, void* workspace, Exec& exec);
+// y[r][o] = sum_i x[r][i] w[o][i] with float32 sums; with `add`, y[r][o] += that.
+struct LibraryProduct {
+  const uint16_t* x;  // BF16 [rows, in], rows ldx apart
+  int64_t ldx;
+  const uint16_t* w;  // BF16 [out, in]
+  int64_t out, in, rows;
+  float* y;  // [rows, out], rows ldy apart
+  int64_t ldy;
+  bool add = false;
+};
+
+// `workspace` has kCublasWorkspaceBytes of device memory. False, with nothing issued, if there is no cuBLASLt or it has no
+// algorithm for this shape. The same shape always runs the same algorithm.
+bool cublas_lt_product(const LibraryProduct& p, void* workspace, Exec& exec);
 
 }  // namespace rocket

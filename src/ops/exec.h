@@ -12,7 +12,7 @@ struct Exec {
   ThreadPool* pool = nullptr;
   Arena* scratch = nullptr;     // an op's own temporaries, in the ops' memory; an op gives back what it takes
   CudaContext* cuda = nullptr;  // on the CUDA backend, else null
-  bool tensor_cores = false;    // rows may be rounded to BF16; else each row's bits depend on that row only
+  bool tensor_cores = false;    // rows may be rounded; else each row's bits depend on that row only
   bool measure = false;         // CUDA ops take and give back their scratch, and do no more
 };
 

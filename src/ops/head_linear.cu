@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(kColumnsThreads, 1) head_columns_kernel(HeadPa
 
 struct HeadTensorParams {
   HeadParams p;
-  const __nv_bfloat16* x;  // [heads, rows, ldx]
-  int64_t ldx;
+  const __nv_bfloat16* x;  // [heads, rows, 2 * width], as cut_rows() leaves it
+  int64_t width;
 };
 
 template <typename K>
@@ -188,9 +188,15 @@ __global__ void __launch_bounds__(K::kThreads, K::kBlocks) head_tensor_kernel(He
   const int all = K::kAcross ? p.in : p.per_head, inputs = K::kAcross ? p.per_head : p.in;
   const int rows = min(K::kRows, p.rows - first_row), outputs = min(K::kOutputs, all - first);
   const int row0 = head * p.stride_out + p.offset;
-  const TensorTile tile = {
-      t.x + (int64_t{head} * p.rows + first_row) * t.ldx,        t.ldx,   nullptr, rows,
-      {p.data, nullptr, K::kAcross ? row0 : row0 + first, p.in}, outputs, inputs,  K::kAcross ? first : 0};
+  const TensorTile tile = {t.x + (int64_t{head} * p.rows + first_row) * 2 * t.width,
+                           2 * t.width,
+                           t.width,
+                           nullptr,
+                           rows,
+                           {p.data, nullptr, K::kAcross ? row0 : row0 + first, p.in},
+                           outputs,
+                           inputs,
+                           K::kAcross ? first : 0};
   float* y = p.y + first_row * p.ldy + head * p.hy + first;
   tensor_tile<K>(tile, shared, [&](int row, int output, float v0, float v1) {
     if (row >= rows) return;
@@ -266,11 +272,11 @@ void check_heads(const HeadLinearParams& p) {
 void head_linear(const HeadLinearParams& h, Exec& exec) {
   check_heads(h);
   if (h.rows <= 0 || h.heads <= 0 || h.rows_per_head <= 0) return;
-  const int64_t inputs = h.transposed ? h.rows_per_head : h.w.in, width = rounded_width(inputs);
+  const int64_t inputs = h.transposed ? h.rows_per_head : h.w.in, width = term_width(inputs);
   ArenaScope scope(*exec.scratch);
   const bool tensor = exec.tensor_cores && h.rows > kExactRows;
-  __nv_bfloat16* rounded =
-      tensor ? exec.scratch->take<__nv_bfloat16>(int64_t{h.heads} * h.rows * width) : nullptr;
+  __nv_bfloat16* terms =
+      tensor ? exec.scratch->take<__nv_bfloat16>(int64_t{h.heads} * h.rows * 2 * width) : nullptr;
   if (exec.measure) return;
   const bool aligned = h.ldx % 4 == 0 && h.hx % 4 == 0 && reinterpret_cast<uintptr_t>(h.x) % 16 == 0;
   const HeadParams p = {static_cast<const char*>(h.w.data),
@@ -287,16 +293,12 @@ void head_linear(const HeadLinearParams& h, Exec& exec) {
                         h.rows,
                         0,
                         aligned};
-  if (tensor) {
-    round_rows(
-        {h.x, h.ldx, h.hx, h.rows, h.heads, static_cast<int32_t>(inputs), rounded, width, h.rows * width},
-        exec);
-  }
+  if (tensor) cut_rows({h.x, h.ldx, h.hx, h.rows, h.heads, static_cast<int32_t>(inputs), terms}, exec);
   const bool vector = vector_rows(h.w);
   if (h.w.format == WeightFormat::kF32) {
-    run_heads<WeightFormat::kF32>({p, rounded, width}, tensor, vector, h, exec);
+    run_heads<WeightFormat::kF32>({p, terms, width}, tensor, vector, h, exec);
   } else {
-    run_heads<WeightFormat::kBF16>({p, rounded, width}, tensor, vector, h, exec);
+    run_heads<WeightFormat::kBF16>({p, terms, width}, tensor, vector, h, exec);
   }
 }
 

@@ -23,12 +23,13 @@ struct Candidates {
 // Keys in registers, each thread's those that follow each other.
 struct HeldKeys {
   uint32_t key[kOwn];
+  int own;           // of a thread, at most
   int first, count;  // of this thread
 
   // Sets the thread's share of n keys; quad(i) gives keys i … i + 3, where i is a multiple of 4 below n.
   template <typename Quad>
   __device__ __forceinline__ HeldKeys(int n, const Quad& quad) {
-    const int own = (n + 4 * kSelectThreads - 1) / (4 * kSelectThreads) * 4;
+    own = (n + 4 * kSelectThreads - 1) / (4 * kSelectThreads) * 4;
     first = threadIdx.x * own;
     count = min(max(n - first, 0), own);
 #pragma unroll
@@ -39,6 +40,18 @@ struct HeldKeys {
       key[i + 1] = k.y;
       key[i + 2] = k.z;
       key[i + 3] = k.w;
+    }
+  }
+  // visit(key, its number) for the thread's keys.
+  template <typename Visit>
+  __device__ __forceinline__ void each(const Visit& visit) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; i += 4) {
+      if (i >= own) break;  // all threads at once
+#pragma unroll
+      for (int j = i; j < i + 4; ++j) {
+        if (j < count) visit(key[j], first + j);
+      }
     }
   }
 };
@@ -54,12 +67,10 @@ __device__ __forceinline__ uint2 key_range(const HeldKeys& keys, SelectShared& s
   constexpr int kWarps = kSelectThreads / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   uint32_t low = ~0u, high = 0;
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    if (i >= keys.count) continue;
-    low = min(low, keys.key[i]);
-    high = max(high, keys.key[i]);
-  }
+  keys.each([&](uint32_t x, int) {
+    low = min(low, x);
+    high = max(high, x);
+  });
   low = __reduce_min_sync(kAll, low);
   high = __reduce_max_sync(kAll, high);
   if (lane == 0) {
@@ -84,11 +95,9 @@ __device__ __forceinline__ Threshold held_threshold(const HeldKeys& keys, uint32
     const int shift = width < kSelectBins ? 0 : 21 - __clz(static_cast<int>(width));
     s.count[threadIdx.x] = s.count[threadIdx.x + kSelectThreads] = 0;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const uint32_t x = keys.key[i];
-      if (i < keys.count && x >= low && x <= high) atomicAdd(&s.count[(x - low) >> shift], 1u);
-    }
+    keys.each([&](uint32_t x, int) {
+      if (x >= low && x <= high) atomicAdd(&s.count[(x - low) >> shift], 1u);
+    });
     __syncthreads();
     const int bin = kSelectBins - 1 - 2 * threadIdx.x;  // the largest first: thread 0 has the two largest
     const uint32_t in_high = s.count[bin], in_low = s.count[bin - 1];
@@ -115,25 +124,31 @@ template <typename Emit>
 __device__ __forceinline__ void choose_held(const HeldKeys& keys, int k, SelectShared& s, const Emit& emit) {
   const Threshold t = held_threshold(keys, static_cast<uint32_t>(k), s);
   uint32_t mine = 0;  // larger ones, and above 16 bits those that equal the threshold
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    if (i >= keys.count) continue;
-    mine += keys.key[i] > t.key ? 1u : keys.key[i] == t.key ? 1u << 16 : 0u;
-  }
+  keys.each([&](uint32_t x, int) { mine += x > t.key ? 1u : x == t.key ? 1u << 16 : 0u; });
   const uint32_t before = block_scan<kSelectThreads>(mine, s.scan) - mine;
   uint32_t larger = before & 0xffffu, equal = before >> 16;
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    if (i >= keys.count) continue;
-    const bool is_larger = keys.key[i] > t.key, is_equal = keys.key[i] == t.key;
+  keys.each([&](uint32_t x, int i) {
+    const bool is_larger = x > t.key, is_equal = x == t.key;
     if (is_larger || (is_equal && equal < t.equal)) {
-      emit(static_cast<int>(larger + min(equal, t.equal)), keys.first + i);
+      emit(static_cast<int>(larger + min(equal, t.equal)), i);
     }
     larger += is_larger;
     equal += is_equal;
-  }
+  });
 }
 static_assert(kHeld < 1 << 16);
+
+// The same, but neighbouring threads emit neighbouring places, so that what they write lies side by side.
+template <typename Emit>
+__device__ __forceinline__ void choose_side_by_side(const HeldKeys& keys, int k, SelectShared& s,
+                                                    const Emit& emit) {
+  if (k > kSelectBins) return choose_held(keys, k, s, emit);
+  choose_held(keys, k, s, [&](int place, int i) { s.count[place] = static_cast<uint32_t>(i); });
+  __syncthreads();
+  for (int place = threadIdx.x; place < k; place += kSelectThreads) {
+    emit(place, static_cast<int>(s.count[place]));
+  }
+}
 
 // A block for each chunk of each row.
 __global__ void __launch_bounds__(kSelectThreads)
@@ -155,7 +170,7 @@ __global__ void __launch_bounds__(kSelectThreads)
     return;
   }
   const HeldKeys keys(n, [&](int i) { return score_keys(score, i); });
-  choose_held(keys, p.topk, shared, [&](int place, int i) {
+  choose_side_by_side(keys, p.topk, shared, [&](int place, int i) {
     out.key[to + place] = float_key(score[i]);
     out.pool[to + place] = begin + i;
   });
@@ -163,7 +178,12 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 // The tokens of a pool, at their place in the row's list.
 __device__ __forceinline__ void list_pool(const IndexSelectParams& p, int32_t* token, int at, int pool) {
-  for (int t = 0; t < p.pool; ++t) token[at * p.pool + t] = pool * p.pool + t;
+  const int first = pool * p.pool;
+  if (p.pool == 4 && reinterpret_cast<uintptr_t>(token) % sizeof(int4) == 0) {
+    reinterpret_cast<int4*>(token)[at] = make_int4(first, first + 1, first + 2, first + 3);
+  } else {
+    for (int t = 0; t < p.pool; ++t) token[at * p.pool + t] = first + t;
+  }
 }
 
 // The same from any number of scores: each warp from a range of its own: first it counts, then it lists.
@@ -222,13 +242,13 @@ __device__ __forceinline__ void list_best(const IndexSelectParams& p, const Inde
   const float* score = in.score + blockIdx.x * in.ld;
   if (pools <= kHeld) {
     const HeldKeys keys(pools, [&](int i) { return score_keys(score, i); });
-    choose_held(keys, p.topk, shared, [&](int place, int i) { list_pool(p, token, place, i); });
+    choose_side_by_side(keys, p.topk, shared, [&](int place, int i) { list_pool(p, token, place, i); });
   } else if (candidates.chunks > 0) {
     const uint32_t* key = candidates.key + blockIdx.x * candidates.ld;
     const int32_t* pool = candidates.pool + blockIdx.x * candidates.ld;
     const HeldKeys keys(candidates_of(p, pools),
                         [&](int i) { return *reinterpret_cast<const uint4*>(key + i); });
-    choose_held(keys, p.topk, shared, [&](int place, int i) { list_pool(p, token, place, pool[i]); });
+    choose_side_by_side(keys, p.topk, shared, [&](int place, int i) { list_pool(p, token, place, pool[i]); });
   } else {
     list_chosen(p, score, pools, token, shared);
   }

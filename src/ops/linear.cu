@@ -1,5 +1,5 @@
-// Products with stored weights: few rows through gemv.cuh and, BF16, gemv_mma.cuh; more rows on tensor cores where
-// rounding is allowed.
+// Products with stored weights: few rows through gemv.cuh and, BF16, gemv_mma.cuh; more rows on tensor cores, with x in
+// two BF16 terms, where rounding is allowed.
 #include "ops/cublas_lt.h"
 #include "ops/cuda_ops.h"
 #include "ops/gemv_launch.cuh"
@@ -69,12 +69,22 @@ void run_tensor_parts(WeightFormat format, TensorParams& p, bool vector, Exec& e
 
 // BF16 parts one by one through cuBLASLt, if it is there. Leaves those that it does not take.
 void take_library(TensorParams& p, void* workspace, Exec& exec) {
+  const int64_t width = term_width(p.in);
   int left = 0;
   for (int i = 0; i < p.part_count; ++i) {
     const GemvPart part = p.part[i];
-    const bool done = !part.bias && cublas_lt_product(reinterpret_cast<const uint16_t*>(p.x), p.ldx,
-                                                      reinterpret_cast<const uint16_t*>(part.data), part.out,
-                                                      p.in, p.rows, part.y, part.ldy, workspace, exec);
+    LibraryProduct product = {reinterpret_cast<const uint16_t*>(p.x),
+                              2 * width,
+                              reinterpret_cast<const uint16_t*>(part.data),
+                              part.out,
+                              p.in,
+                              p.rows,
+                              part.y,
+                              part.ldy};
+    bool done = !part.bias && cublas_lt_product(product, workspace, exec);
+    product.x += width;
+    product.add = true;
+    done = done && cublas_lt_product(product, workspace, exec);
     if (!done) p.part[left++] = part;
   }
   p.part_count = left;
@@ -106,17 +116,15 @@ void linear(const LinearParams& p, Exec& exec) {
   const int64_t in = p.part[0].w.in;
   ArenaScope scope(*exec.scratch);
   const bool tensor = exec.tensor_cores && p.rows > kExactRows;
-  __nv_bfloat16* rounded = tensor ? exec.scratch->take<__nv_bfloat16>(p.rows * rounded_width(in)) : nullptr;
+  __nv_bfloat16* terms = tensor ? exec.scratch->take<__nv_bfloat16>(p.rows * 2 * term_width(in)) : nullptr;
   void* workspace = tensor && exec.cuda->cublas ? exec.scratch->take_bytes(kCublasWorkspaceBytes) : nullptr;
   if (exec.measure) return;
   const bool aligned =
       in % 4 == 0 && (p.rows == 1 || p.ldx % 4 == 0) && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
   if (tensor) {
-    const int64_t width = rounded_width(in);
-    round_rows({p.x, p.ldx, 0, p.rows, 1, static_cast<int32_t>(in), rounded, width, 0}, exec);
+    cut_rows({p.x, p.ldx, 0, p.rows, 1, static_cast<int32_t>(in), terms}, exec);
     TensorParams t{};
-    t.x = rounded;
-    t.ldx = width;
+    t.x = terms;
     t.rows = p.rows;
     t.in = static_cast<int32_t>(in);
     each_kind(p, t, [&](WeightFormat format, TensorParams& params, bool vector) {

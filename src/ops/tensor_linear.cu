@@ -5,22 +5,25 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) round_rows_kernel(RoundRowsParams p) {
+__global__ void __launch_bounds__(kThreads) cut_rows_kernel(CutRowsParams p) {
   wait_for_previous();
   start_next();
-  const int row = blockIdx.x, head = blockIdx.y, width = static_cast<int>(rounded_width(p.in));
+  const int row = blockIdx.x, head = blockIdx.y, width = static_cast<int>(term_width(p.in));
   const float* x = p.x + row * p.ldx + head * p.hx;
-  __nv_bfloat16* to = p.to + head * p.hto + row * p.ldto;
+  __nv_bfloat16* to = p.to + (int64_t{head} * p.rows + row) * 2 * width;
   for (int i = threadIdx.x * 2; i < width; i += kThreads * 2) {
     const float v0 = i < p.in ? x[i] : 0.0f, v1 = i + 1 < p.in ? x[i + 1] : 0.0f;
-    *reinterpret_cast<__nv_bfloat162*>(to + i) = __floats2bfloat162_rn(v0, v1);
+    const __nv_bfloat162 first = __floats2bfloat162_rn(v0, v1);
+    *reinterpret_cast<__nv_bfloat162*>(to + i) = first;
+    *reinterpret_cast<__nv_bfloat162*>(to + width + i) =
+        __floats2bfloat162_rn(second_term(v0, first.x), second_term(v1, first.y));
   }
 }
 
 }  // namespace
 
-void round_rows(const RoundRowsParams& p, Exec& exec) {
-  launch("rows to BF16", round_rows_kernel, dim3(p.rows, p.heads), kThreads, 0, exec, p);
+void cut_rows(const CutRowsParams& p, Exec& exec) {
+  launch("rows to BF16", cut_rows_kernel, dim3(p.rows, p.heads), kThreads, 0, exec, p);
 }
 
 template <>

@@ -1,4 +1,4 @@
-// Dense products of many rows on tensor cores: rows rounded to BF16 once, then tiles of tensor_gemm.cuh.
+// Dense products of many rows on tensor cores: rows cut into BF16 terms once, then tiles of tensor_gemm.cuh.
 #pragma once
 
 #include "ops/gemv.cuh"
@@ -8,24 +8,23 @@ namespace rocket::cuda {
 
 constexpr int32_t kExactRows = 8;  // up to so many rows gain nothing from tensor cores
 
-// Columns of a rounded row, those past `in` zeros.
-__host__ __device__ constexpr int64_t rounded_width(int64_t in) {
+// Columns of a term of a row, those past `in` zeros.
+__host__ __device__ constexpr int64_t term_width(int64_t in) {
   return (in + 63) / 64 * 64;
 }
 
-// Rows of floats, several parts (heads) a row, to BF16: to[h][r] = x[r][h], filled up with zeros to rounded_width(in).
-struct RoundRowsParams {
+// Rows of floats, several parts (heads) a row, to two BF16 terms each: to[h][r] = x[r][h], all first terms and then all
+// second ones, each filled up with zeros to term_width(in).
+struct CutRowsParams {
   const float* x;
   int64_t ldx, hx;
   int32_t rows, heads, in;
-  __nv_bfloat16* to;
-  int64_t ldto, hto;
+  __nv_bfloat16* to;  // [heads, rows, 2 * term_width(in)]
 };
-void round_rows(const RoundRowsParams& p, Exec& exec);
+void cut_rows(const CutRowsParams& p, Exec& exec);
 
 struct TensorParams {
-  const __nv_bfloat16* x;  // [rows, ldx]
-  int64_t ldx;
+  const __nv_bfloat16* x;  // [rows, 2 * term_width(in)], as cut_rows() leaves it
   int32_t rows, in;
   int32_t tiles;  // of outputs
   int32_t part_count;
@@ -58,8 +57,9 @@ __global__ void __launch_bounds__(K::kThreads, K::kBlocks)
   const GemvPart& part = p.part[i];
   const int first_row = blockIdx.x * K::kRows, first = (tile - part.first_group) * K::kOutputs;
   const int rows = min(K::kRows, p.rows - first_row), outputs = min(K::kOutputs, part.out - first);
-  const TensorTile t = {
-      p.x + first_row * p.ldx, p.ldx, nullptr, rows, {part.data, part.scale, first, p.in}, outputs, p.in};
+  const int64_t width = term_width(p.in);
+  const TensorTile t = {p.x + first_row * 2 * width,          2 * width, width, nullptr, rows,
+                        {part.data, part.scale, first, p.in}, outputs,   p.in};
   float* y = part.y + first_row * part.ldy + first;
   const float* bias = part.bias ? part.bias + first : nullptr;
   tensor_tile<K>(t, shared, [&](int row, int output, float v0, float v1) {

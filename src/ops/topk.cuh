@@ -1,6 +1,8 @@
 // Sums over the threads of a block in thread order, and the k-th largest of many keys by one block.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/cuda.cuh"
 #include "ops/float_key.h"
 
@@ -25,7 +27,11 @@ __device__ __forceinline__ T block_scan(T x, T* shared) {
   if (lane == kWarp - 1) shared[warp] = x;
   __syncthreads();
   T before{};
-  for (int w = 0; w < warp; ++w) before = before + shared[w];
+  if constexpr (std::is_same_v<T, uint32_t> && kThreads == kWarp * kWarp) {
+    before = __reduce_add_sync(0xffffffffu, lane < warp ? shared[lane] : 0u);
+  } else {
+    for (int w = 0; w < warp; ++w) before = before + shared[w];
+  }
   __syncthreads();
   return before + x;
 }
