@@ -363,6 +363,7 @@ def account_of_fuel(folder: str | Path, arch: Architecture | None = None) -> Acc
 # --- state ------------------------------------------------------------------------------------------------
 
 KV_DTYPES = {"f32": 4, "bf16": 2, "fp8": 1}
+INDEX_DTYPE = "f32"  # how the engine keeps pooled keys, however it keeps latents
 PAGE_TOKENS = 64
 
 
@@ -384,6 +385,14 @@ class State:
         for dtype in (self.kv_dtype, self.index_dtype):
             if dtype is not None and dtype not in KV_DTYPES:
                 raise ValueError(f"state dtype: expected one of {', '.join(KV_DTYPES)}, found {dtype!r}")
+
+    @property
+    def dtypes(self) -> str:
+        """In words."""
+        index = self.index_dtype or self.kv_dtype
+        if index == self.kv_dtype:
+            return f"latents and indexer keys in {index}"
+        return f"latents in {self.kv_dtype}, indexer keys in {index}"
 
     @property
     def latent_row_bytes(self) -> int:
@@ -466,6 +475,7 @@ class State:
 __all__ = [
     "DTYPE_BYTES",
     "GIB",
+    "INDEX_DTYPE",
     "KV_DTYPES",
     "PAGE_TOKENS",
     "RESIDENT",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rocket.accounting import KV_DTYPES, State
+from rocket.accounting import INDEX_DTYPE, KV_DTYPES, State
 from rocket.bytes_report import as_json, report
 from rocket.console import write_data
 from rocket.fuel_account import locate
@@ -22,7 +22,7 @@ def run(name: str, as_object: bool, context: int | None, kv_dtype: str, trace_fi
     if context is not None:
         check_integer("--context", context, 1, a.max_position_embeddings)
     context = context if context is not None else min(DEFAULT_CONTEXT, a.max_position_embeddings)
-    state = State(a, kv_dtype)
+    state = State(a, kv_dtype, INDEX_DTYPE)
     trace = None
     if trace_file is not None:
         trace = read_routing(trace_file, a.moe_layers, a.n_routed_experts, a.num_experts_per_tok)
@@ -40,7 +40,7 @@ def bytes_of(
     context: Annotated[
         int | None, integer("Tokens before the decoded one, for the traffic of state; default 32768.")
     ] = None,
-    kv_dtype: Annotated[str, string("f32|bf16|fp8", "Dtype of latents and indexer keys.")] = "f32",
+    kv_dtype: Annotated[str, string("f32|bf16|fp8", "Dtype of latents.")] = "f32",
     trace: Annotated[
         str | None, string("FILE", "A routing trace, for what steps of several rows read.")
     ] = None,

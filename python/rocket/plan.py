@@ -11,7 +11,7 @@ from math import ceil
 
 import numpy as np
 
-from rocket.accounting import KV_DTYPES, Account, State
+from rocket.accounting import INDEX_DTYPE, KV_DTYPES, Account, State
 from rocket.architecture import Architecture
 from rocket.booster import GIB, Booster
 from rocket.errors import UsageError
@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def state_of(self) -> State:
-        return State(self.each.arch, self.kv_dtype)
+        return State(self.each.arch, self.kv_dtype, INDEX_DTYPE)
 
 
 class OverBudgetError(Exception):
@@ -143,7 +143,7 @@ def _gib(count: int) -> str:
 
 def stream_state_bytes(arch: Architecture, kv_dtype: str, context: int) -> int:
     """All that a stream keeps, and its recurrent state again: as it was before a step with checkpoints."""
-    state = State(arch, kv_dtype)
+    state = State(arch, kv_dtype, INDEX_DTYPE)
     return state.bytes_at(context) + state.stream_bytes
 
 

@@ -82,7 +82,7 @@ def _choices(plan: Plan, given: Request, booster: str | None) -> list[str]:
         why = "" if plan.context == min(DEFAULT_CONTEXT, limit) else ", the longest that fits"
         lines.append(f"context: {plan.context:,} tokens{why} (--context; the model's limit is {limit:,})")
     if given.kv_dtype is None:
-        lines.append(f"latents and indexer keys: {plan.kv_dtype} (--kv-dtype)")
+        lines.append(f"{plan.state_of.dtypes} (--kv-dtype)")
     if given.prefill_chunk is None:
         lines.append(f"prompts: {plan.request.prompt_rows} tokens at a time (--prefill-chunk)")
     if plan.slots and given.cache_bytes is None and given.slots is None and given.slot_map is None:
@@ -117,7 +117,7 @@ def plan(
     boosters: Annotated[int | None, integer("Boosters that share the experts. [default: 1]")] = None,
     context: Annotated[int | None, integer("Tokens that each stream can hold.")] = None,
     streams: Annotated[int, integer("Streams that decode together.")] = 1,
-    kv_dtype: Annotated[str | None, string("f32|bf16|fp8", "Of latents and indexer keys.")] = None,
+    kv_dtype: Annotated[str | None, string("f32|bf16|fp8", "Of latents.")] = None,
     expert_cache_gib: Annotated[float | None, number("GiB of expert slots on each booster.", "G")] = None,
     expert_slots: Annotated[int | None, integer("Expert slots on each booster.")] = None,
     slot_map: Annotated[str | None, string("FILE", "JSON: the slots of each MoE layer.")] = None,

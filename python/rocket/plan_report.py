@@ -39,7 +39,7 @@ class Report:
         return [
             f"fuel      {self.fuel}: {arch.chemistry}, {arch.num_hidden_layers} layers, {experts}",
             f"boosters  {count} x {booster.id} ({booster.name}): {sizes}",
-            f"state     {streams} of {plan.context:,} tokens, latents and indexer keys in {plan.kv_dtype}",
+            f"state     {streams} of {plan.context:,} tokens, {plan.state_of.dtypes}",
         ]
 
     def _memory(self) -> list[str]:
