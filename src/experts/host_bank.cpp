@@ -8,7 +8,8 @@ namespace rocket {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{1} << 30;
-constexpr int64_t kBatchBytes = int64_t{64} << 20;  // read between two reports of progress
+constexpr int64_t kBatchBytes = int64_t{64} << 20;   // read between two reports of progress
+constexpr int64_t kAheadBytes = int64_t{256} << 20;  // asked of the disk before they are read
 
 }  // namespace
 
@@ -72,9 +73,17 @@ void HostBank::fill(const ExpertStore& store, std::span<const BankPiece> order, 
     if (store.pieces() == 1) return layout.stored_bytes();
     return layout.data_bytes[static_cast<size_t>(p.piece)] + layout.scale_bytes[static_cast<size_t>(p.piece)];
   };
+  size_t expected = 0;
+  int64_t ahead = 0;  // bytes that are expected and not read
   for (size_t first = 0, end = 0; first < order.size(); first = end) {
     int64_t batch = 0;
     while (end < order.size() && batch < kBatchBytes) batch += bytes(order[end++]);
+    for (; expected < order.size() && ahead < kAheadBytes; ++expected) {
+      const BankPiece& p = order[expected];
+      store.expect(p.layer, p.expert, p.piece);
+      ahead += bytes(p);
+    }
+    ahead -= batch;
     pool.loop(static_cast<int64_t>(end - first), 1, [&](int64_t from, int64_t to, int) {
       for (int64_t i = from; i < to; ++i) {
         const BankPiece& p = order[first + static_cast<size_t>(i)];

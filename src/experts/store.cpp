@@ -73,6 +73,14 @@ void CheckpointStore::fetch(int32_t layer, int32_t expert, int32_t piece, const 
   tensors_->read(layer, expert, piece, layout, slot);
 }
 
+void CheckpointStore::expect(int32_t layer, int32_t expert, int32_t piece) const {
+  const Layer& of = tensors_->layers[static_cast<size_t>(layer)];
+  const WeightSource& source = of.experts[static_cast<size_t>(expert)][static_cast<size_t>(piece)];
+  for (const Checkpoint::Entry* entry : {source.data, source.block_scale}) {
+    if (entry != nullptr) entry->file->will_read(entry->info->offset, entry->info->bytes);
+  }
+}
+
 std::function<void()> CheckpointStore::job(int32_t layer, const ExpertRead& read, int32_t piece) const {
   return [tensors = tensors_, layer, read, layout = *read.layout, piece] {
     tensors->read(layer, read.expert, piece, layout, read.slot);

@@ -38,6 +38,9 @@ class ExpertStore {
   virtual void fetch(int32_t layer, int32_t expert, int32_t piece, const SlotLayout& layout,
                      void* slot) const = 0;
 
+  // A piece will be fetched soon: its disk may begin.
+  virtual void expect(int32_t /*layer*/, int32_t /*expert*/, int32_t /*piece*/) const {}
+
   // Brings whole experts. By default piece by piece; stores on disks read several at a time, and wait no longer than
   // expert_read_limit() for any.
   virtual void fetch_all(int32_t layer, std::span<const ExpertRead> reads) const;
@@ -89,6 +92,7 @@ class CheckpointStore : public PiecewiseStore {
   int32_t pieces() const override { return 3; }
   void fetch(int32_t layer, int32_t expert, int32_t piece, const SlotLayout& layout,
              void* slot) const override;
+  void expect(int32_t layer, int32_t expert, int32_t piece) const override;
 
  private:
   std::function<void()> job(int32_t layer, const ExpertRead& read, int32_t piece) const override;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "fuel/nvfp4.h"
+#include "fuel/read_ahead.h"
 
 namespace rocket {
 
@@ -296,6 +297,17 @@ void multiply_rows(const Checkpoint& checkpoint, const Part& part, const Count& 
   }
 }
 
+// Of columns of a weight, which lie here and there, none are asked for.
+std::vector<ReadAhead::Range> ranges_of(const std::vector<Part>& parts) {
+  std::vector<ReadAhead::Range> ranges;
+  for (const Part& part : parts) {
+    const bool whole = part.runs.count == 1;
+    ranges.push_back(
+        {whole ? part.entry->file : nullptr, whole ? place_of(part, 0, 0) : 0, part.runs.total()});
+  }
+  return ranges;
+}
+
 void read_part(const Checkpoint& checkpoint, const Part& part, std::vector<uint16_t>& staging,
                const Count& read_bytes) {
   if (part.scaled_rows != nullptr) {
@@ -473,8 +485,11 @@ void WeightLoader::load(Arena& arena, const Progress& progress) {
   });
   constexpr int64_t kReport = 8 << 20;
   std::vector<uint16_t> staging;
+  ReadAhead ahead(ranges_of(parts));
+  int64_t read = 0;
   for (const Part& part : parts) {
     read_part(checkpoint_, part, staging, [&](int64_t bytes) {
+      ahead.reach(read += bytes);
       done += bytes;
       if (!progress || (done - reported < kReport && done < disk_bytes_)) return;
       reported = done;

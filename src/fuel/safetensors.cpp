@@ -303,4 +303,11 @@ void SafetensorsFile::read(uint64_t offset, uint64_t bytes, void* out) const {
   }
 }
 
+void SafetensorsFile::will_read(uint64_t offset, uint64_t bytes) const noexcept {
+#ifdef POSIX_FADV_WILLNEED
+  if (bytes == 0) return;  // would mean the rest of the file
+  ::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+#endif
+}
+
 }  // namespace rocket

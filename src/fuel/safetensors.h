@@ -56,6 +56,8 @@ class SafetensorsFile {
   // Copies bytes [offset, offset + bytes) of the file with pread, so that its pages never count as mapped.
   // Throws FuelError on a short read.
   void read(uint64_t offset, uint64_t bytes, void* out) const;
+  // Asks the system to have these bytes ready; it may or may not.
+  void will_read(uint64_t offset, uint64_t bytes) const noexcept;
 
   // Throws FuelError if the file's length or time of change is not what it was when the file was opened, or if a
   // mapped page of it could not be read.

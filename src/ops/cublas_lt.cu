@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <tuple>
+#include <utility>
 
 namespace rocket {
 
@@ -56,7 +57,7 @@ class CublasLt {
   // would change bits, and hide what failed.
   // In cuBLAS's column-major terms: y [out, rows] = w [in, out]^T x [in, rows].
   bool run(const LibraryProduct& p, void* workspace, cudaStream_t stream) {
-    Plan& plan = plan_for({p.out, p.in, p.rows, p.ldx, p.ldy});
+    Plan& plan = plan_for({p.out, p.in, p.rows, p.ldx, p.ldy, alignment_of(p.y)});
     if (!plan.usable) return false;
     const float one = 1, before = p.add ? 1 : 0;
     const cublasStatus_t status =
@@ -80,13 +81,33 @@ class CublasLt {
     cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
     cublasLtMatmulAlgo_t algorithm{};
   };
-  using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // out, in, rows, ldx, ldy
+  // out, in, rows, ldx, ldy, alignment of y
+  using Shape = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, uint32_t>;
+
+  static constexpr uint32_t kAlignment = 16;  // that the callers promise for x and w
+  static uint32_t alignment_of(const void* p) {
+    const auto address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p) % kAlignment);
+    return address == 0 ? kAlignment : address & (~address + 1);
+  }
+  // cuBLASLt takes it that all matrices begin at multiples of 256 bytes. Where one does not, as in our arenas, a way that
+  // asks for it fails when it is called, and what then does the product gives other bits: they would depend on addresses.
+  bool set_alignments(cublasLtMatmulPreference_t preference, uint32_t y) {
+    const std::pair<cublasLtMatmulPreferenceAttributes_t, uint32_t> each[] = {
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, kAlignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, kAlignment},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, y},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, y}};
+    for (const auto& [attribute, bytes] : each) {
+      if (preference_set(preference, attribute, &bytes, sizeof bytes) != CUBLAS_STATUS_SUCCESS) return false;
+    }
+    return true;
+  }
 
   Plan& plan_for(const Shape& shape) {
     const auto [found, fresh] = plans_.try_emplace(shape);
     Plan& plan = found->second;
     if (!fresh) return plan;
-    const auto [out, in, rows, ldx, ldy] = shape;
+    const auto [out, in, rows, ldx, ldy, y_alignment] = shape;
     cublasLtMatmulPreference_t preference = nullptr;
     const size_t workspace = kCublasWorkspaceBytes;
     cublasLtMatmulHeuristicResult_t best{};
@@ -101,6 +122,7 @@ class CublasLt {
         ok(preference_create(&preference)) &&
         ok(preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                           sizeof workspace)) &&
+        set_alignments(preference, y_alignment) &&
         ok(heuristic(handle_, product_, plan.w, plan.x, plan.y, plan.y, preference, 1, &best, &results)) &&
         results > 0;
     plan.algorithm = best.algo;

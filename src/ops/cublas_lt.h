@@ -26,7 +26,7 @@ constexpr size_t kCublasWorkspaceBytes = 32 << 20;
 
 // y[r][o] = sum_i x[r][i] w[o][i] with float32 sums; with `add`, y[r][o] += that.
 struct LibraryProduct {
-  const uint16_t* x;  // BF16 [rows, in], rows ldx apart
+  const uint16_t* x;  // BF16 [rows, in], rows ldx apart; x, w and their rows at multiples of 16 bytes
   int64_t ldx;
   const uint16_t* w;  // BF16 [out, in]
   int64_t out, in, rows;
