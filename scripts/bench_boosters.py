@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import needs_engine  # noqa: F401
+
 WARM_UP = 4  # steps that record what is replayed after them
 SMOKE_SECONDS = 150
 COLUMNS = ("run", "streams", "ms/step", "tok/s", "x one", "GiB/step", "wait ms", "rows", "misses", "tokens")

@@ -3,6 +3,7 @@
 
 import sys
 
+import needs_engine  # noqa: F401
 from rocket.cli import main
 
 if __name__ == "__main__":

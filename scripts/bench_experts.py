@@ -47,6 +47,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import needs_engine  # noqa: F401
+
+# isort: split
 import numpy as np
 
 from rocket import Engine, Error, SamplingParams, _core

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import needs_engine  # noqa: F401
+
+# isort: split
 import numpy as np
 
 from rocket import Engine, Error

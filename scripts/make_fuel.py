@@ -9,8 +9,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
-from rocket.random_fuel import counted_bytes, make_fuel
-from rocket.random_fuel_shape import PRESETS, VARIANTS, FuelOptions, RandomFuelError, Shape
+from rocket.launch import FUEL_MAKING, require_packages
+
+require_packages(FUEL_MAKING)
+
+from rocket.random_fuel import counted_bytes, make_fuel  # noqa: E402
+from rocket.random_fuel_shape import (  # noqa: E402
+    PRESETS,
+    VARIANTS,
+    FuelOptions,
+    RandomFuelError,
+    Shape,
+)
 
 
 def number_or_null(text: str) -> float | None:

@@ -14,16 +14,19 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests")]
 
-from golden_fuels import CASES, GREEDY, LENGTH, Case  # noqa: E402, I001
-from safetensors.numpy import save_file  # noqa: E402
-from transformers_oracle import Oracle  # noqa: E402
+from rocket.launch import FUEL_MAKING, require_packages  # noqa: E402
 
+require_packages(FUEL_MAKING | {name: name for name in ("safetensors", "torch", "transformers")})
+
+import numpy as np  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
+
+from golden_fuels import CASES, GREEDY, LENGTH, Case  # noqa: E402
 from rocket.random_fuel import fuel_sha256  # noqa: E402
+from transformers_oracle import Oracle  # noqa: E402
 
 MARGIN = 2e-5  # smallest gap allowed from the last chosen to the first refused of a top-k, ties apart
 GREEDY_MARGIN = 4e-4  # the same for a greedy token, in logits

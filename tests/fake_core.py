@@ -3,7 +3,8 @@
 $FAKE_CORE is a JSON object: ``script`` (token ids that follow any prompt, in turn), ``vocab``,
 ``max_context``, ``step_seconds``, ``choices``, ``profile``, ``diagnostics``, ``interrupt_at`` (the step that
 meets a Ctrl-C), ``shift`` (added to log-probabilities), ``nan`` (the last of them is none), ``read_rate``,
-``no_memory`` (to measure it), ``backend``, ``no_device`` (to measure). Run as a program it is the command
+``no_memory`` (to measure it), ``backend``, ``no_device`` (to measure), ``refuses`` (message and hint of a
+PlanError instead of loading). Run as a program it is the command
 line over the stand-in: ``python fake_core.py decode|rocket ARGUMENT…``.
 """
 
@@ -88,6 +89,11 @@ class CoreEngine:
         self._steps = 0
         self._last = np.zeros((0, VOCAB), np.float32)
         self.log = []
+        if "refuses" in SCRIPT:
+            message, hint = SCRIPT["refuses"]
+            error = PlanError(message)
+            error.hint = hint
+            raise error
         if progress:
             progress(1, 2)
             progress(2, 2)

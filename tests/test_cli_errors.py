@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli_tools import check_error, run_decode, run_rocket, tree
+from rocket import _core
 from rocket.random_fuel import make_fuel
 from rocket.random_fuel_shape import PRESETS
 
@@ -369,6 +370,35 @@ def test_cuda_where_there_is_none(fuel: Path, tmp_path: Path) -> None:
     done = run_decode(*options, "--backend", "auto", env=unseen)
     assert done.status == 0
     assert re.search(r"^backend: cpu \(.*CUDA.*\)$", done.err, re.M)
+    hint = run_decode(*options, "--backend", "cuda", env=unseen).err.split("hint: ")[1]
+    ways = (
+        ("nvidia-smi", "CUDA_VISIBLE_DEVICES")
+        if _core.cuda_built
+        else ("cmake.define.ROCKET_CUDA=ON", "README")
+    )
+    for way in (*ways, "--backend cpu"):
+        assert way in hint
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--kv-dtype", "bf16"),
+        ("--prefill-precision", "bf16"),
+        ("--expert-bank", "yes", "--expert-slots", "40"),
+    ],
+    ids=" ".join,
+)
+def test_a_cpu_that_nobody_named(fuel: Path, asked: tuple[str, ...]) -> None:
+    """What it cannot do is refused with why it was chosen; where it was named, that goes without saying."""
+    options = ("--fuel", str(fuel), *PROMPT, *asked)
+    why = re.escape(_core.cuda_devices()[1]) if not _core.cuda_built else "no CUDA device.*"
+    chosen = run_decode(*options, env={"CUDA_VISIBLE_DEVICES": ""})
+    check_error(chosen, 2, f"{asked[0]}: ", "cpu backend")
+    assert re.search(rf"; backend auto chose cpu \({why}\)$", chosen.err, re.M)
+    named = run_decode(*options, "--backend", "cpu")
+    check_error(named, 2, f"{asked[0]}: ", "cpu backend")
+    assert "auto chose" not in named.err
 
 
 # --- rocket ---

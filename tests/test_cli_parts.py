@@ -31,7 +31,8 @@ from rocket.report import (
     mean_entropy,
     profile_table,
 )
-from rocket.score_file import Comparison, ScoreReader, ScoreWriter
+from rocket.score_file import Comparison, ScoreWriter
+from rocket.score_reader import ScoreReader
 from rocket.score_run import Totals, windows
 
 # --- options ---
@@ -450,16 +451,32 @@ def test_totals() -> None:
     assert totals.summary(8)["not_finite"] == 1
 
 
+HEAD = {
+    "fuel": "é",
+    "backend": "cpu",
+    "device": "a test",
+    "tokens": 4,
+    "opening": [],
+    "sha256": "0" * 64,
+    "max_context": 8,
+    "windows": 1,
+}
+SUMMARY = {
+    **{name: HEAD[name] for name in ("tokens", "max_context", "windows")},
+    **{"scored": 3, "not_finite": 1, "mean_log_prob": None, "perplexity": None, "bits_per_byte": None},
+    **{"top1": 0.5, "seconds": 1.0},
+}
+IDS = (5, 6, 7, 8)
 ROWS = [(5, None, None, None), (6, -1.5, 3, 2), (7, None, 9, 2), (8, -0.25, 0, 8)]
 
 
 def score_file(folder: Path, rows: list = ROWS) -> Path:
     file = folder / "s.json"
     with file.open("wb") as f:
-        writer = ScoreWriter(f, {"fuel": "é", "tokens": len(rows)})
+        writer = ScoreWriter(f, HEAD)
         writer.write(rows[:2])
         writer.write(rows[2:])
-        writer.finish({"scored": 2})
+        writer.finish(SUMMARY)
     return file
 
 
@@ -467,10 +484,10 @@ def test_scores_are_json_and_come_back(tmp_path: Path) -> None:
     file = score_file(tmp_path)
     whole = json.loads(file.read_text())
     assert whole["rows"] == [list(row) for row in ROWS]
-    assert whole["summary"] == {"scored": 2}
+    assert whole["summary"] == SUMMARY
     reader = ScoreReader(str(file))
-    assert (reader.head["fuel"], reader.head["tokens"]) == ("é", 4)
-    assert list(reader.rows()) == ROWS
+    assert (reader.head.fuel, reader.head.tokens) == ("é", 4)
+    assert list(reader.rows(IDS)) == ROWS
     reader.close()
 
 
@@ -478,7 +495,7 @@ def test_scores_in_another_layout_come_back(tmp_path: Path) -> None:
     file = score_file(tmp_path)
     file.write_text(json.dumps(json.loads(file.read_text()), indent=2))
     reader = ScoreReader(str(file))
-    assert list(reader.rows()) == ROWS
+    assert list(reader.rows(IDS)) == ROWS
     reader.close()
 
 
@@ -499,7 +516,7 @@ def test_broken_scores_are_named(tmp_path: Path, damage, words: str) -> None:
     with pytest.raises(CliError) as caught:
         reader = ScoreReader(str(file))
         try:
-            list(reader.rows())
+            list(reader.rows(IDS))
         finally:
             reader.close()
     assert words in str(caught.value)

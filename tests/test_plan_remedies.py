@@ -3,18 +3,24 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fuel_tools
 import plan_tools
 from fuel_tools import Rocket, check_golden
-from plan_tools import BOOSTER
+from plan_tools import BOOSTER, load_account, small_account
 from rocket import booster as boosters
-from rocket import plan_remedies
+from rocket import plan_command, plan_remedies
+from rocket.booster import GIB, Booster
+from rocket.plan import OverBudgetError, Request, make_plan
 
 rocket = fuel_tools.rocket  # a fixture
 accounts_once, tiny = plan_tools.accounts_once, plan_tools.tiny
@@ -36,12 +42,16 @@ def apply(arguments: Sequence[str], remedy: str, folder: Path) -> list[str]:
         del pairs[option]
     words, _, fuel = words.partition("the fuel ")
     words, _, memory = words.partition("a booster with memory_gib ")
+    memory, _, reserve = memory.partition(" and reserve_gib ")
     added = words.removesuffix("on ").removesuffix("with ").split()
     pairs |= dict(zip(added[::2], added[1::2], strict=True))
     if memory:
         profile = boosters.load(pairs.get("--booster", "gb10")).model_dump(exclude_none=True)
+        profile["memory_gib"] = float(memory)
+        if reserve:
+            profile["reserve_gib"] = float(reserve)
         file = folder / "larger.yaml"
-        file.write_text(json.dumps({**profile, "memory_gib": float(memory)}))  # JSON is YAML
+        file.write_text(json.dumps(profile))  # JSON is YAML
         pairs["--booster"] = str(file)
     return [fuel or arguments[0], *(word for pair in pairs.items() for word in pair)]
 
@@ -56,7 +66,7 @@ def check_remedies(rocket: Rocket, arguments: Sequence[str], folder: Path) -> li
     over = json.loads(rocket.out)
     assert over["fits"] is False
     assert over["required_bytes"] > over["available_bytes"]
-    kinds = [set(remedy["options"]) for remedy in over["remedies"]]
+    kinds = [set(remedy["options"]) - {"reserve_gib"} for remedy in over["remedies"]]
     assert any(not (one <= other or other <= one) for one, other in combinations(kinds, 2)), printed
     for remedy, text in zip(over["remedies"], printed, strict=True):
         for option, value in remedy["options"].items():
@@ -73,12 +83,19 @@ def test_remedies_do_work(rocket: Rocket, tmp_path: Path, arguments: tuple[str, 
 
 
 FIELDS: dict[str, Any] = {**BOOSTER, "reserve_gib": 0}
+UNIFIED = {
+    field: value
+    for field, value in FIELDS.items()
+    if field not in ("host_memory_gib", "host_reserve_gib", "link_gb_s")
+} | {"unified_memory": True}
 OWN = {
+    "unified": UNIFIED | {"memory_gib": 17.95, "reserve_gib": 4.49},
     "small": FIELDS | {"memory_gib": 0.01},
     "medium": FIELDS | {"memory_gib": 8},
     "keeps most": FIELDS | {"memory_gib": 400, "reserve_gib": 399.9},
     "keeps all": FIELDS | {"memory_gib": 9000, "reserve_gib": 8999.999},
 }
+PROFILE = ("memory_gib", "reserve_gib")  # what a remedy says of a profile
 GRID = [
     (fuel, booster, count, context, streams, dtype)
     for fuel in ("glm-5.3-flash", "glm-5.3", "sparkler")
@@ -110,6 +127,67 @@ def test_every_way_to_be_over_budget_has_two_ways_out(rocket: Rocket, tmp_path: 
             check_remedies(rocket, arguments, tmp_path)
             tried += 1
     assert tried >= 5
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    share=st.floats(0.001, 1.0),
+    over=st.floats(0, 1),
+    unified=st.booleans(),
+    experts=st.integers(3, 12),
+    streams=st.sampled_from([1, 5, 300]),
+    dtype=st.sampled_from([None, "fp8"]),
+    large=st.booleans(),
+)
+def test_remedies_of_any_memory_are_profiles(
+    share: float, over: float, unified: bool, experts: int, streams: int, dtype: str | None, large: bool
+) -> None:
+    """Whatever memory and reserve a profile has. Of large fuels the reserve ends at what a system needs."""
+    account = load_account("glm-5.3-flash")[1] if large else small_account(experts=experts)
+    memory = max(0.002, share * 1.2 * account.resident_loaded_bytes / GIB)
+    least = boosters.least_reserve_gib(memory) if unified else 0.0
+    reserve = least + over * (0.99 * memory - least)
+    fields = UNIFIED if unified else FIELDS
+    booster = Booster.model_validate(fields | {"memory_gib": memory, "reserve_gib": reserve})
+    request = Request(booster=booster, streams=streams, kv_dtype=dtype)
+    try:
+        make_plan(account, request)
+    except OverBudgetError:
+        found = plan_remedies.remedies(account, request)
+    else:
+        return
+    assert plan_remedies.two_kinds(found) or any("memory_gib" in remedy.options for remedy in found)
+    for remedy in found:
+        assert make_plan(account, remedy.request).left >= 0, remedy
+        said = {name: float(remedy.options[name]) for name in PROFILE if name in remedy.options}
+        if said:
+            again = Booster.model_validate(booster.model_dump() | said)
+            assert make_plan(account, replace(remedy.request, booster=again)).left >= 0, remedy
+            assert again.reserve_bytes == remedy.request.booster.reserve_bytes
+
+
+@pytest.mark.parametrize("memory", [1, 8, 12, 16, 17.95, 18, 20])
+def test_more_memory_on_one_memory_keeps_more_back(rocket: Rocket, tmp_path: Path, memory: float) -> None:
+    """As rocket bench host writes the reserve: a quarter, up to what an operating system needs."""
+    file = tmp_path / "host.yaml"
+    fields = UNIFIED | {"memory_gib": memory, "reserve_gib": min(5, ceil(memory * 25) / 100)}
+    file.write_text(json.dumps(fields))
+    printed = check_remedies(rocket, ["glm-5.3-flash", "--booster", str(file)], tmp_path)
+    larger = next(text for text in printed if text.startswith("a booster with memory_gib "))
+    assert ("and reserve_gib 5.00" in larger) == (memory < 20)
+
+
+def test_no_profile_is_large_enough(
+    rocket: Rocket, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are sizes that no profile can name; nothing is proposed then that would be refused."""
+    file = tmp_path / "own.yaml"
+    file.write_text(json.dumps(UNIFIED | {"memory_gib": 0.002, "reserve_gib": 0.001}))
+    monkeypatch.setattr(plan_remedies, "_shipped", list)
+    monkeypatch.setattr(plan_remedies, "MOST_GIB", 0.001)
+    monkeypatch.setattr(plan_command, "_other_fuels", lambda fuel: ())
+    rocket.fails(1, "required", "available", arguments=("plan", tiny, "--booster", str(file)))
+    assert "hint: no booster is large enough" in rocket.err
 
 
 def test_nothing_that_ships_is_large_enough(

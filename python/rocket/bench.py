@@ -37,7 +37,7 @@ from rocket.expert_options import (
     ExpertCache,
 )
 from rocket.fuel import random_fuel, resolve
-from rocket.loading import load_engine
+from rocket.loading import load_engine, own_options
 from rocket.options import (
     KV_HELP,
     MAX_CHUNK,
@@ -55,6 +55,7 @@ from rocket.prompt import context_for
 from rocket.report import Experts, alone, boosters_part, format_bytes, format_rate
 
 GREEDY_WARMUP_STEPS = 4
+OWN_OPTIONS = {"--prefill-chunk": "--chunk", "--max-context": "--tokens, --streams"}
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,14 @@ def _fuel(fuel: str | None, preset: str | None, notes: Notes) -> Path:
         return random_fuel(preset or "bench", progress)
 
 
+def _check_streams(streams: int, rows: int) -> None:
+    if streams > rows:
+        raise UsageError(
+            f"--streams: expected at most {rows}, the rows of a step, found {streams}",
+            f"give --chunk {streams} as well, or fewer streams",
+        )
+
+
 def _measure(bench: Bench, pairs: int) -> dict[str, Any]:
     core, info = bench.engine.core, bench.engine.info
     bench.warm_up()
@@ -262,13 +271,9 @@ def decode(
     check_integer("--threads", threads, 0)
     experts = ExpertCache(expert_cache_gib, expert_slots, slot_map, expert_slab, expert_bank)
     experts.check()
-    for option, value in (
-        ("--prompt", prompt),
-        ("--tokens", tokens),
-        ("--pairs", pairs),
-        ("--streams", streams),
-    ):
+    for option, value in (("--prompt", prompt), ("--tokens", tokens), ("--pairs", pairs)):
         check_integer(option, value, 1)
+    check_integer("--streams", streams, 1, MAX_CHUNK)
     check_integer("--chunk", chunk, 0, MAX_CHUNK)
     check_real("--read-seconds", read_seconds, 0.01, 60)
     group = Group.of(boosters, split, split_dense, booster_wait)
@@ -286,7 +291,7 @@ def decode(
         **group.arguments(threads),
         **experts.arguments(),
     }
-    with joined(group.count, group.wait, context) as rank:
+    with joined(group.count, group.wait, context) as rank, own_options(OWN_OPTIONS):
         if rank and fuel is not None:
             return follow(fuel, arguments)
         notes = Notes(quiet)
@@ -294,6 +299,7 @@ def decode(
         context_for(prompt, tokens, None, _core.read_config(str(folder)))
         with load_engine(folder, notes, **arguments) as engine:
             notes.choices(engine.info["choices"])
+            _check_streams(streams, engine.info["max_rows"])
             result = {"fuel": str(folder)} | _measure(
                 Bench(engine, prompt, tokens, streams, read_seconds), pairs
             )

@@ -17,6 +17,11 @@ SHIPPED = Path(__file__).parent / "boosters"
 OS_RESERVE_GIB = 5  # what an operating system needs to live
 
 
+def least_reserve_gib(memory_gib: float) -> float:
+    """What a profile with unified memory keeps back at the least."""
+    return min(OS_RESERVE_GIB, memory_gib / 4)
+
+
 LEAST, MOST = 1e-3, 1e9  # of sizes and rates: no machine is outside, and what is computed stays finite
 
 
@@ -79,7 +84,7 @@ class Booster(BaseModel):
                 )
             if not self.unified_memory and value is None:
                 raise ValueError(f"{field}: missing; expected a number where unified_memory is false")
-        least = min(OS_RESERVE_GIB, self.memory_gib.value / 4)
+        least = least_reserve_gib(self.memory_gib.value)
         if self.unified_memory and self.reserve_gib.value < least:
             raise ValueError(
                 f"reserve_gib: expected at least {least:g} with unified_memory, where the operating system "

@@ -59,7 +59,7 @@ _ParseError: type[Exception] = typer.BadParameter.__mro__[1]
 
 _HINTS = {
     "FuelError": "check the path of the fuel, and that its download is complete",
-    "PlanError": "ask for less: a smaller --max-context, fewer --tokens",
+    "PlanError": "ask for less: a shorter context, fewer tokens",
     "InputError": "see --help for what the options take",
     "DeviceError": "try --backend cpu",
 }
@@ -114,7 +114,7 @@ def explain(error: BaseException) -> tuple[str, str, int]:
     if isinstance(error, MemoryError):
         return (
             "out of memory",
-            "close other programs, or ask for less: --max-context, --prefill-chunk",
+            "close other programs, or ask for less: a shorter context, a smaller chunk of the prompt",
             EXIT_FAILURE,
         )
     if isinstance(error, OSError):

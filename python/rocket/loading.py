@@ -52,6 +52,17 @@ def named_options(numbers: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def own_options(names: Mapping[str, str]) -> Iterator[None]:
+    """The engine's hints name options of rocket-decode: names a command's own instead."""
+    try:
+        yield
+    except (_core.Error, CliError) as error:
+        for theirs, own in names.items():
+            error.hint = error.hint.replace(theirs, own)
+        raise
+
+
 def load_engine(folder: Path, notes: Notes, **numbers: Any) -> Engine:
     """Loads with progress shown."""
     with named_options(numbers), notes.progress("loading") as progress:

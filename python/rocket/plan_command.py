@@ -52,10 +52,11 @@ def _over_budget(error: OverBudgetError, fuel: str, booster: str, found: list[Re
         )
     )
     which = "any one of these fits" if two_kinds(found) else "nothing but more memory fits"
+    ways = " | ".join(remedy.text for remedy in found)
     return CliError(
         f"{fuel} on {booster}: required {format_bytes(plan.required)} ({parts}), "
         f"available {format_bytes(plan.memory)}",
-        f"{which}: {' | '.join(remedy.text for remedy in found)}",
+        f"{which}: {ways}" if ways else "no booster is large enough: ask for less, or use a smaller fuel",
     )
 
 

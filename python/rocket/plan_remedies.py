@@ -8,7 +8,8 @@ from math import ceil
 
 from rocket import booster as boosters_module
 from rocket.accounting import KV_DTYPES, Account
-from rocket.booster import GIB, Booster
+from rocket.booster import GIB, Booster, least_reserve_gib
+from rocket.booster import MOST as MOST_GIB
 from rocket.dense_split import sharers
 from rocket.plan import (
     DEFAULT_CONTEXT,
@@ -28,8 +29,9 @@ CHUNKS = (128, 64, 32, 16)  # of --prefill-chunk
 
 @dataclass(frozen=True)
 class Remedy:
-    """Options to give, each with its value, and the request that they make. Two are no options:
-    ``memory_gib`` is a field of the booster's profile, ``fuel`` takes the place of the fuel."""
+    """Options to give, each with its value, and the request that they make. Three are no options:
+    ``memory_gib`` and the ``reserve_gib`` that goes with it are fields of the booster's profile, ``fuel``
+    takes the place of the fuel."""
 
     options: dict[str, str]
     request: Request
@@ -40,11 +42,18 @@ class Remedy:
         words = [f"{option} {value}" for option, value in self.options.items() if option.startswith("-")]
         if "memory_gib" in self.options:
             words.append(("on " if words else "") + f"a booster with memory_gib {self.options['memory_gib']}")
+        if "reserve_gib" in self.options:
+            words.append(f"and reserve_gib {self.options['reserve_gib']}")
         if "fuel" in self.options:
             words.append(("with " if words else "") + f"the fuel {self.options['fuel']}")
         if self.instead_of is not None:
             words.append(f"instead of {self.instead_of}")
         return " ".join(words)
+
+    @property
+    def changes(self) -> set[str]:
+        """What kind of remedy it is. A larger reserve comes with more memory, and is no change of its own."""
+        return set(self.options) - {"reserve_gib"}
 
 
 def remedies(
@@ -65,7 +74,7 @@ def remedies(
 
 def two_kinds(found: Iterable[Remedy]) -> bool:
     """Whether two remedies change different things, neither all that the other does and more."""
-    kinds = [set(remedy.options) for remedy in found]
+    kinds = [remedy.changes for remedy in found]
     return any(not (one <= other or other <= one) for one, other in combinations(kinds, 2))
 
 
@@ -90,18 +99,18 @@ def _slots_option(request: Request) -> str | None:
 
 
 def _larger(account: Account, request: Request) -> Iterator[Remedy]:
-    """More memory always works, but cannot be had by an option."""
-    yield _more_memory(account, request, {})
+    """More memory works wherever a profile can say how much, but cannot be had by an option."""
+    yield from _more_memory(account, request, {})
     options, small = _smallest(account, request)
     if options:
-        yield _more_memory(account, small, options)
+        yield from _more_memory(account, small, options)
 
 
 def _more_of(remedy: Remedy, other: Remedy) -> bool:
     """Whether a remedy gives up all that another does, and so offers nothing beside it."""
     return all(
         option in remedy.options and _gives_up(remedy, option) >= _gives_up(other, option)
-        for option in other.options
+        for option in other.changes
     )
 
 
@@ -288,16 +297,32 @@ def _combined(account: Account, request: Request) -> Iterator[Remedy]:
                 return
 
 
-def _more_memory(account: Account, request: Request, options: dict[str, str]) -> Remedy:
-    """The memory with which a request would fit."""
-    gib = ceil(_required(account, request) * 100 / GIB) / 100
-    memory = Quantity(value=gib, source="derived")
-    larger = request.booster.model_copy(update={"memory_gib": memory})
-    return Remedy(
-        {**options, "memory_gib": f"{gib:.2f}"},
-        # Checked again, so that what the first one has worked out is not taken over.
-        replace(request, booster=Booster.model_validate(larger.model_dump())),
-    )
+def _more_memory(account: Account, request: Request, options: dict[str, str]) -> Iterator[Remedy]:
+    """The memory with which a request would fit, and the reserve where that has to grow with it."""
+    booster = request.booster
+    needed = (_required(account, request) - booster.reserve_bytes + 2) / GIB  # sizes in GiB lose a byte each
+    memory = reserve = booster.reserve_gib.value
+    while (more := _up(needed + reserve)) > memory:
+        memory = more
+        if booster.unified_memory:
+            reserve = max(reserve, _up(least_reserve_gib(memory)))
+    if memory > MOST_GIB:
+        return
+    found = {**options, "memory_gib": f"{memory:.2f}"}
+    fields = booster.model_dump() | {"memory_gib": _derived(memory)}
+    if reserve > booster.reserve_gib.value:
+        found["reserve_gib"] = f"{reserve:.2f}"
+        fields["reserve_gib"] = _derived(reserve)
+    # Made anew, so that what the first one has worked out is not taken over.
+    yield Remedy(found, replace(request, booster=Booster.model_validate(fields)))
+
+
+def _up(gib: float) -> float:
+    return ceil(gib * 100) / 100
+
+
+def _derived(gib: float) -> Quantity:
+    return Quantity(value=gib, source="derived")
 
 
 def _required(account: Account, request: Request) -> int:

@@ -24,6 +24,7 @@ from rocket.boosters import (
     follow,
     joined,
 )
+from rocket.checked import shown
 from rocket.console import Notes, write_data
 from rocket.engine import Engine
 from rocket.errors import CliError, UsageError
@@ -37,7 +38,7 @@ from rocket.expert_options import (
     ExpertCache,
 )
 from rocket.fuel import resolve
-from rocket.loading import load_engine
+from rocket.loading import load_engine, own_options
 from rocket.options import (
     KV_HELP,
     PRECISIONS,
@@ -52,8 +53,9 @@ from rocket.options import (
     string,
 )
 from rocket.output import AtomicFile
-from rocket.score_file import Comparison, ScoreReader, ScoreWriter
-from rocket.score_run import Scorer
+from rocket.score_file import Comparison, ScoreWriter
+from rocket.score_reader import ScoreReader
+from rocket.score_run import Scorer, windows
 from rocket.text_ids import TextIds, ids_of_file, ids_of_text
 from rocket.tokenizer import Tokenizer
 
@@ -136,17 +138,28 @@ def _check_text(text: TextIds, config: dict[str, Any], asked: int | None) -> Non
 
 
 def _compare_heads(ours: dict[str, Any], other: ScoreReader, notes: Notes) -> None:
-    theirs = other.head
-    if (theirs.get("tokens"), theirs.get("sha256")) != (ours["tokens"], ours["sha256"]):
+    theirs, where = other.head, f"--against {other.path}"
+    if (theirs.tokens, theirs.sha256) != (ours["tokens"], ours["sha256"]):
         raise CliError(
-            f"--against {other.path}: expected a run over the same {ours['tokens']} tokens, "
-            f"found {theirs.get('tokens')} tokens that differ",
+            f"{where}: expected a run over the same {ours['tokens']} tokens, "
+            f"found {theirs.tokens} tokens that differ",
             "score the same text with both fuels; they must have the same tokenizer",
         )
-    if (theirs.get("opening"), theirs.get("max_context")) != (ours["opening"], ours["max_context"]):
+    cut = sum(1 for _ in windows(theirs.tokens, len(theirs.opening), theirs.max_context))
+    if theirs.windows != cut:
+        raise CliError(
+            f"{where}: windows: expected {cut}, as its tokens and max_context give, found {theirs.windows}",
+            "write it again with: rocket score FUEL --text FILE --out FILE",
+        )
+    if theirs.opening != ours["opening"]:
+        notes.say(
+            f"note: other tokens stand before the text: {shown(ours['opening'])} here, "
+            f"{shown(theirs.opening)} there"
+        )
+    if theirs.max_context != ours["max_context"]:
         notes.say(
             f"note: the runs cut the text differently: max_context {ours['max_context']} here, "
-            f"{theirs.get('max_context')} there"
+            f"{theirs.max_context} there"
         )
 
 
@@ -176,19 +189,15 @@ def _score(
     """Runs; the rows go to the file as they come."""
     writer = ScoreWriter(file, head, place_of_rows) if file else None
     comparison = Comparison() if other else None
-    theirs = other.rows() if other else iter(())
-    place = 0
+    theirs = other.rows(map(int, scorer.text.ids)) if other else iter(())
     start = time.perf_counter()
     for rows in scorer.blocks():
         if writer:
             writer.write(rows)
         if comparison:
             for row in rows:
-                against = next(theirs, None)
-                if against is None and other:
-                    raise other.too_short(place)
-                comparison.add(row, against)
-                place += 1
+                comparison.add(row, next(theirs))
+    next(theirs, None)  # none is left, but what stands behind them is checked
     summary = {
         "tokens": head["tokens"],
         "max_context": head["max_context"],
@@ -314,7 +323,8 @@ def score(
         boosters=Group.of(boosters, split, split_dense, booster_wait),
         quiet=quiet,
     )
-    with joined(options.boosters.count, booster_wait, context) as rank:
+    renamed = {"--prefill-chunk": "--chunk"}
+    with joined(options.boosters.count, booster_wait, context) as rank, own_options(renamed):
         return follow(fuel, options.engine_arguments()) if rank else run(options)
 
 

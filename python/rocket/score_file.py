@@ -1,4 +1,4 @@
-"""The JSON of ``rocket score``: a head, one row a line, a summary. Written and read row by row.
+"""The JSON of ``rocket score``: a head, one row a line, a summary. Written row by row.
 
     {"format": "rocket-score-1", …, "columns": ["id", "log_prob", "rank", "top"], "rows": [
     [464, null, null, null],
@@ -6,17 +6,17 @@
     ], "summary": {…}}
 
 A token that nothing stands before is not scored: its row has nulls. A log-probability that is not finite is
-null too, but has a rank. Any JSON with the same content can be read back; this layout is read row by row.
+null too, but has a rank. Any JSON with the same content can be read back (score_reader.py); this layout is
+read row by row.
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from rocket.errors import CliError, naming
-from rocket.inputs import decode_text, open_file
+from rocket.errors import naming
 
 FORMAT = "rocket-score-1"
 COLUMNS = ["id", "log_prob", "rank", "top"]
@@ -49,62 +49,6 @@ class ScoreWriter:
     def finish(self, summary: dict[str, Any]) -> None:
         text = json.dumps(summary, ensure_ascii=False, allow_nan=False)
         self._put(b'\n], "summary": ' + text.encode() + b"}\n")
-
-
-class ScoreReader:
-    """Another run's head at once, its rows one by one."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._file = open_file(path, "--against")
-        self._whole: dict[str, Any] | None = None
-        try:
-            self.head = self._read_head()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _read_head(self) -> dict[str, Any]:
-        first = self._file.readline()
-        if first.rstrip().endswith(b'"rows": ['):
-            head = self._parse(first.rstrip().removesuffix(b', "rows": [') + b"}")
-        else:
-            head = self._whole = self._parse(first + self._file.read())
-        if not isinstance(head, dict) or head.get("format") != FORMAT:
-            raise self._broken(f"expected the JSON of rocket score (format {FORMAT})")
-        return head
-
-    def _broken(self, what: str) -> CliError:
-        return CliError(
-            f"--against {self.path}: {what}", "write it with: rocket score FUEL --text FILE --out FILE"
-        )
-
-    def _parse(self, data: bytes) -> Any:
-        try:
-            return json.loads(decode_text(data, f"--against {self.path}"))
-        except (ValueError, RecursionError) as error:
-            raise self._broken(f"broken JSON: {error}") from error
-
-    def rows(self) -> Iterator[Row]:
-        lines = self._whole["rows"] if self._whole is not None else self._lines()
-        for row in lines:
-            if not isinstance(row, list) or len(row) != len(COLUMNS):
-                raise self._broken(f"expected rows of {len(COLUMNS)} values, found {row!r}")
-            yield tuple(row)
-
-    def _lines(self) -> Iterator[Any]:
-        for line in self._file:
-            text = line.strip()
-            if text.startswith(b"]"):
-                return
-            yield self._parse(text.removesuffix(b","))
-        raise self._broken("it ends in the middle of its rows")
-
-    def too_short(self, place: int) -> CliError:
-        return self._broken(f"expected {self.head.get('tokens')} rows, found {place}")
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _is_finite(value: Any) -> bool:

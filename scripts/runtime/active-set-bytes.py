@@ -11,6 +11,9 @@ DEFAULT = "glm-5.3-flash"
 def main() -> None:
     if importlib.util.find_spec("rocket") is None:  # not installed: the source tree's
         sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+    from rocket.launch import require_packages
+
+    require_packages()
     import typer
 
     from rocket.bytes_command import register

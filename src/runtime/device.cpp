@@ -4,10 +4,24 @@
 #include "runtime/backend.h"
 
 namespace rocket {
+namespace {
+
+#ifdef ROCKET_WITH_CUDA
+constexpr const char* kNoDeviceHint =
+    "see whether nvidia-smi finds a device, and whether CUDA_VISIBLE_DEVICES hides it; or use --backend cpu, "
+    "or auto";
+#else
+constexpr const char* kNoSupport = "this build has no CUDA support";
+constexpr const char* kNoDeviceHint =
+    "use --backend cpu, or auto; or build with CUDA: pip install . -C cmake.define.ROCKET_CUDA=ON "
+    "(README.md, On an NVIDIA GPU)";
+#endif
+
+}  // namespace
 
 #ifndef ROCKET_WITH_CUDA
 std::vector<CudaDevice> cuda_devices(std::string* why) {
-  if (why) *why = "this build has no CUDA support";
+  if (why) *why = kNoSupport;
   return {};
 }
 bool has_kernels(int32_t) {
@@ -32,7 +46,7 @@ std::string choose_backend(const std::string& requested, int32_t device, std::st
     if (!usable) {
       throw DeviceError("backend cuda: " + why,
                         devices.empty()
-                            ? "use --backend cpu, or auto"
+                            ? kNoDeviceHint
                             : "build with ROCKET_CUDA_ARCHS=native there, or all; or use --backend cpu");
     }
     return "cuda";
@@ -43,7 +57,7 @@ std::string choose_backend(const std::string& requested, int32_t device, std::st
 
 #ifndef ROCKET_WITH_CUDA
 std::unique_ptr<Backend> make_cuda_backend(int, const CudaLimits&) {
-  throw DeviceError("backend cuda: this build has no CUDA support", "use --backend cpu, or auto");
+  throw DeviceError(std::string("backend cuda: ") + kNoSupport, kNoDeviceHint);
 }
 #endif
 
