@@ -173,7 +173,13 @@ void choose_behind(Plan& plan, const EngineOptions& options, const glm5::Loader&
     plan.cache->about += ", as host and device share one memory, which has no room for all of them";
 }
 
-void check_bank_word(const EngineOptions& options, bool on_host) {
+// For an error about what the CPU cannot do: who chose it, unless the user did. `choice` is what choose_backend() said.
+std::string chosen_by_auto(const std::string& choice) {
+  const std::string prefix = "backend: ";
+  return choice.empty() ? "" : "; backend auto chose " + choice.substr(prefix.size());
+}
+
+void check_bank_word(const EngineOptions& options, bool on_host, const std::string& choice) {
   const std::string& word = options.expert_bank;
   if (word != "auto" && word != "yes" && word != "exclusive" && word != "no")
     throw InputError("expert bank: expected auto, yes, exclusive or no, found '" + word + "'");
@@ -183,7 +189,8 @@ void check_bank_word(const EngineOptions& options, bool on_host) {
                      "give --expert-cache-gib, --expert-slots or --slot-map");
   }
   if (on_host && word != "no") {
-    throw InputError("expert bank: expected a GPU, whose experts it holds; the cpu backend has none",
+    throw InputError("expert bank: expected a GPU, whose experts it holds; the cpu backend has none" +
+                         chosen_by_auto(choice),
                      "leave --expert-bank out");
   }
   if (!on_host && word == "no" && options.expert_slab.empty()) {
@@ -280,14 +287,16 @@ int64_t state_budget(const Plan& plan, Backend& backend) {
   return plan.state + std::max<int64_t>(0, left / 2);
 }
 
-glm5::Precision precision_for(const EngineOptions& options, const Backend& backend) {
+glm5::Precision precision_for(const EngineOptions& options, const Backend& backend,
+                              const std::string& choice) {
   const auto choose = [&](const char* what, const std::string& word) {
     if (word != "auto" && word != "f32" && word != "bf16") {
       throw InputError(std::string(what) + ": expected auto, f32 or bf16, found '" + word + "'");
     }
     const bool rounds = backend.rounds();
     if (word == "bf16" && !rounds) {
-      throw InputError(std::string(what) + ": the " + backend.name() + " backend computes in float32 only",
+      throw InputError(std::string(what) + ": the " + backend.name() + " backend computes in float32 only" +
+                           chosen_by_auto(choice),
                        "use f32 or auto");
     }
     return rounds && word != "f32";
@@ -327,8 +336,8 @@ std::unique_ptr<Engine> load(EngineOptions options) {
   const int32_t rows = options.max_rows ? options.max_rows : name == "cuda" ? kDefaultCudaRows : kDefaultRows;
   backend = name == "cuda" ? make_cuda_backend(threads_for(options), {rows, config.hidden_size, device})
                            : make_cpu_backend(threads_for(options));
-  check_bank_word(options, backend->memory().host());
-  const glm5::Precision precision = precision_for(options, *backend);
+  check_bank_word(options, backend->memory().host(), why);
+  const glm5::Precision precision = precision_for(options, *backend, why);
   Plan plan = make_plan({options, config, precision, *loader, *backend, rows});
   if (!backend->note().empty()) plan.choices.insert(plan.choices.begin(), backend->note());
   if (!why.empty()) plan.choices.insert(plan.choices.begin(), why);

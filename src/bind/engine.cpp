@@ -17,7 +17,6 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/device.h"
 #include "runtime/engine.h"
 #include "runtime/score.h"
 
@@ -114,15 +113,6 @@ py::dict hints_dict(const ExpertHintStats& h) {
   return d;
 }
 
-// Where the CPU was asked for what it cannot do, and nobody named it: throws the error with why it was chosen.
-void refuse_chosen_cpu(const InputError& error, const std::string& backend) {
-  const std::string message = error.what();
-  std::string choice;
-  if (backend != "auto" || message.find("the cpu backend") == std::string::npos) return;
-  if (choose_backend(backend, 0, &choice) != "cpu") return;
-  throw InputError(message + "; backend auto chose " + choice.substr(std::strlen("backend: ")), error.hint());
-}
-
 // The engine as Python holds it. Calls of several threads take turns: each waits for the lock without the GIL, so that
 // the call in progress can take the GIL when it needs it.
 class CoreEngine {
@@ -161,12 +151,7 @@ class CoreEngine {
       if (!progress.is_none()) progress(done, total);
     };
     py::gil_scoped_release release;
-    try {
-      engine_ = load_engine(options);
-    } catch (const InputError& error) {
-      refuse_chosen_cpu(error, backend);
-      throw;
-    }
+    engine_ = load_engine(options);
   }
 
   // Holds the engine for one call of one thread. Waits without the GIL.
