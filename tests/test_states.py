@@ -558,11 +558,12 @@ class Mix(RuleBasedStateMachine):
 
 
 def test_random_mixes(bench: Bench, tmp_path: Path) -> None:
+    examples = 40 if bench.engine.info()["backend"] == "cpu" else 24  # many tests share one GPU
     machine = type("Mix", (Mix,), {"bench": bench, "directory": tmp_path})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40 if bench.engine.info()["backend"] == "cpu" else 24,  # a GPU is shared by many tests
+            max_examples=examples,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
