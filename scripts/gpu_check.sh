@@ -91,10 +91,10 @@ phase() {
   [ -z "$under_way" ] || say "$under_way"
 }
 
-# Starts a command as a group of processes of its own: $! is the group.
+# Starts a command as a group of processes of its own: $! is the group. It may write where `stty tostop` is set.
 in_background() {
   set -m
-  ROCKET_GPU_CHECK=$mark "$@" < /dev/null &
+  { trap '' TTOU; ROCKET_GPU_CHECK=$mark "$@"; } < /dev/null &
   set +m
 }
 run() {
