@@ -80,6 +80,13 @@ MODULES = (
     "hypothesis jinja2 jsonschema ml_dtypes numpy pybind11 pydantic pytest rich safetensors tokenizers typer"
 )
 
+
+def heed_signals() -> None:
+    """What was started in the background of a shell ignores some, and a shell cannot trap those again."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 PHASES = [
     "build",
     "component tests",
@@ -131,6 +138,7 @@ class Check:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=heed_signals,
         )
 
     def run(self, *args: str, **more: str) -> tuple[int, str, str]:
