@@ -82,9 +82,10 @@ def test_one_booster_reports_itself() -> None:
 def test_standard_input_and_interruption_are_rank_0s() -> None:
     run, mark = start_ranks([(2, (*DECODE, "--boosters", "2", "--threads", "1", *LONG, "--json"))])
     try:
-        time.sleep(2.5)
-        pid = rank_process(mark, 0)
-        assert pid is not None
+        assert run.stderr is not None
+        while b"boosters: 2 ranks over " not in (line := run.stderr.readline()):  # all is loaded then
+            assert line, "it ended"
+        time.sleep(0.5)
         for rank in (1, 0):  # as a terminal does
             found = rank_process(mark, rank)
             assert found is not None

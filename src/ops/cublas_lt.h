@@ -35,8 +35,8 @@ struct LibraryProduct {
   bool add = false;
 };
 
-// `workspace` has kCublasWorkspaceBytes of device memory. False, with nothing issued, if there is no cuBLASLt or it has no
-// algorithm for this shape. The same shape always runs the same algorithm.
+// `workspace` has kCublasWorkspaceBytes of device memory, at a multiple of 256 bytes. False, with nothing issued, if there is no cuBLASLt or it has no
+// algorithm for this shape. The same shape, with y aligned alike, always runs the same algorithm.
 bool cublas_lt_product(const LibraryProduct& p, void* workspace, Exec& exec);
 
 }  // namespace rocket

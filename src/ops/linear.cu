@@ -67,6 +67,14 @@ void run_tensor_parts(WeightFormat format, TensorParams& p, bool vector, Exec& e
   }
 }
 
+// cuBLASLt wants it at a multiple of 256 bytes; arenas have multiples of 64.
+void* library_workspace(Exec& exec) {
+  constexpr uintptr_t kAlignment = 256;
+  const auto at =
+      reinterpret_cast<uintptr_t>(exec.scratch->take_bytes(kCublasWorkspaceBytes + kAlignment - 64));
+  return reinterpret_cast<void*>((at + kAlignment - 1) / kAlignment * kAlignment);
+}
+
 // BF16 parts one by one through cuBLASLt, if it is there. Leaves those that it does not take.
 void take_library(TensorParams& p, void* workspace, Exec& exec) {
   const int64_t width = term_width(p.in);
@@ -117,7 +125,7 @@ void linear(const LinearParams& p, Exec& exec) {
   ArenaScope scope(*exec.scratch);
   const bool tensor = exec.tensor_cores && p.rows > kExactRows;
   __nv_bfloat16* terms = tensor ? exec.scratch->take<__nv_bfloat16>(p.rows * 2 * term_width(in)) : nullptr;
-  void* workspace = tensor && exec.cuda->cublas ? exec.scratch->take_bytes(kCublasWorkspaceBytes) : nullptr;
+  void* workspace = tensor && exec.cuda->cublas ? library_workspace(exec) : nullptr;
   if (exec.measure) return;
   const bool aligned =
       in % 4 == 0 && (p.rows == 1 || p.ldx % 4 == 0) && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;

@@ -1,8 +1,8 @@
 // Tiles of matrix products on tensor cores: rows times stored weights, float32 sums.
 //
 // Tensor cores multiply BF16 numbers. A float of x is the sum of two of them but for 2^-17 of itself, so each tile is made
-// in two passes, one for each term of x. Rounded to one term, x moved a prompt's log probabilities by 0.02 nats on average
-// (Sparkler), in two terms by 0.0005. Weights become BF16 in shared memory, which is exact (NVFP4's code
+// in two passes, one for each term of x. Rounded to one term, x moves what is chosen where it is close, and all that follows
+// (docs/measurements.md). Weights become BF16 in shared memory, which is exact (NVFP4's code
 // times block scale has six significant bits, an E4M3 code four) but for F32 weights, whose second term takes a pass more.
 // NVFP4's global scale and FP8's scales of 128 x 128 blocks multiply float32 sums.
 //

@@ -10,7 +10,7 @@ using StreamId = int32_t;
 
 enum class RowKind : uint8_t {
   kDecode,   // float32 activations, bits independent of the other rows of the step
-  kPrefill,  // may be rounded to BF16 for tensor cores by a backend that says so; the CPU treats it as kDecode
+  kPrefill,  // may be rounded for tensor cores by a backend that says so; the CPU treats it as kDecode
 };
 
 struct Row {

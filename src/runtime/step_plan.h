@@ -28,7 +28,7 @@ struct StepPlan {
   int32_t first_logit = 0;               // where in the step's logits the first of them goes
   std::vector<SamplingParams> sampling;  // [logits_row] how to draw from each, or empty: nothing is drawn
   std::vector<uint64_t> counter;         // likewise
-  bool tensor_cores = false;             // rows may be rounded to BF16
+  bool tensor_cores = false;             // rows may be rounded
   bool continues = false;                // a further part of the step that the plan before it began
 
   int32_t rows() const { return static_cast<int32_t>(token.size()); }
