@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import needs_engine  # noqa: F401
+import needs_engine  # noqa: F401  (what is missing ends the script here)
 
 WARM_UP = 4  # steps that record what is replayed after them
 SMOKE_SECONDS = 150

@@ -3,7 +3,7 @@
 
 import sys
 
-import needs_engine  # noqa: F401
+import needs_engine  # noqa: F401  (what is missing ends the script here)
 from rocket.cli import main
 
 if __name__ == "__main__":

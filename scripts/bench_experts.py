@@ -47,7 +47,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import needs_engine  # noqa: F401
+import needs_engine  # noqa: F401  (what is missing ends the script here)
 
 # isort: split
 import numpy as np

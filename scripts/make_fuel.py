@@ -13,7 +13,7 @@ from rocket.launch import FUEL_MAKING, require_packages
 
 require_packages(FUEL_MAKING)
 
-from rocket.random_fuel import counted_bytes, make_fuel  # noqa: E402
+from rocket.random_fuel import counted_bytes, make_fuel  # noqa: E402  (once packages are there)
 from rocket.random_fuel_shape import (  # noqa: E402
     PRESETS,
     VARIANTS,
